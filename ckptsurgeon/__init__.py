@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe
     from ckptsurgeon.operations.skip import Skip
     from ckptsurgeon.operations.swap_optimizer import SwapOptimizer
-    from ckptsurgeon.plan.edits import Aside, Change, Relink, Rewrite
-    from ckptsurgeon.plan.plan import Plan, Receipt
-    from ckptsurgeon.plan.promise import Promise
+    from ckptsurgeon.plans.edits import Aside, Change, Relink, Rewrite
+    from ckptsurgeon.plans.plan import Plan, Receipt
+    from ckptsurgeon.plans.promise import Promise
     from ckptsurgeon.recipe.file import from_data, load
     from ckptsurgeon.run.run import Run
     from ckptsurgeon.surgery.apply import apply, recover
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from ckptsurgeon.surgery.undo import plan_redo, plan_undo
 
 _HOMES = {
-    "Change": "edits", "Aside": "edits", "Rewrite": "edits", "Relink": "edits",
-    "Plan": "plans", "Promise": "promise", "Receipt": "plans",
+    "Change": "plans.edits", "Aside": "plans.edits", "Rewrite": "plans.edits", "Relink": "plans.edits",
+    "Plan": "plans.plan", "Promise": "plans.promise", "Receipt": "plans.plan",
     "Recipe": "operations.section", "from_data": "recipe.file", "load": "recipe.file",
     "Average": "operations.average", "ClipMoments": "operations.clip_moments",
     "Cooldown": "operations.cooldown", "Graft": "operations.graft",

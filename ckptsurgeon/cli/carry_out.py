@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.operations import Operation
     from ckptsurgeon.operations.relaunch import Relaunch
     from ckptsurgeon.operations.section import Recipe
-    from ckptsurgeon.plan.plan import Plan, Receipt
+    from ckptsurgeon.plans.plan import Plan, Receipt
     from ckptsurgeon.run.run import Run
 
 

@@ -16,7 +16,7 @@ from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.options import Cancelled, Common, Declined
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import again, command
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.report.style import clean
 from ckptsurgeon.terminal import unchecked
 

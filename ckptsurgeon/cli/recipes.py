@@ -16,8 +16,8 @@ from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
 from ckptsurgeon.operations.completion import surgeries, undone
-from ckptsurgeon.plan.as_json import Malformed, parsed, to_json
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
+from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.transaction.assumptions import AGAIN
 
 if TYPE_CHECKING:

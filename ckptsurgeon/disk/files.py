@@ -14,7 +14,7 @@ from pathlib import Path
 from ckptsurgeon.disk import calls, owners
 from ckptsurgeon.disk.calls import act
 from ckptsurgeon.disk.names import above
-from ckptsurgeon.plan.spans import Spans, rows, windows
+from ckptsurgeon.plans.spans import Spans, rows, windows
 
 WRITTEN_AT_ONCE = 1 << 20
 LONG = 4 << 20

@@ -26,7 +26,7 @@ from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import scan
 from ckptsurgeon.files.pickles.tree import Object, Tensor, strides
 from ckptsurgeon.files.pickles.values import dumped
-from ckptsurgeon.plan.edits import ZEROS, Change, Content, Key, Piece, Span
+from ckptsurgeon.plans.edits import ZEROS, Change, Content, Key, Piece, Span
 
 METADATA = ".metadata"
 NEW = re.compile(r"__ckptsurgeon_(\d+)\.distcp")

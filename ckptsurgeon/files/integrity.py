@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Append, Content
+from ckptsurgeon.plans.edits import Append, Content
 from ckptsurgeon.transaction.content import read as read_content
 
 MANIFEST = "integrity.json"

@@ -15,7 +15,7 @@ from typing import Any
 from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 MAX_BYTES = 64 << 20
 SPACE = re.compile(r"[ \t\n\r]*")

@@ -19,8 +19,8 @@ from ckptsurgeon.formats.fields.values import Part, Place, Setting, State, State
 from ckptsurgeon.formats.optimizers import param_groups
 from ckptsurgeon.formats.optimizers.table import TABLE, Known
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.edits import Key
+from ckptsurgeon.plans.promise import Promise
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from ckptsurgeon.launch.hearing import Hearing, way_back
 from ckptsurgeon.launch.slurm import Job
 from ckptsurgeon.logs.printed.word import Word
 from ckptsurgeon.operations.relaunch import Relaunch
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.run.search import SETTINGS
 from ckptsurgeon.transaction.receipts import standing

@@ -17,7 +17,7 @@ from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.logs.tensorboard.event_file import BORN, Index
 from ckptsurgeon.logs.tensorboard.graft import grafts
 from ckptsurgeon.logs.tensorboard.message import FILE_VERSION
-from ckptsurgeon.plan.edits import AnyChange, Aside, Content, Rewrite, Span, relative
+from ckptsurgeon.plans.edits import AnyChange, Aside, Content, Rewrite, Span, relative
 from ckptsurgeon.transaction.home import EVENTS
 
 FIELD = "tensorboard"

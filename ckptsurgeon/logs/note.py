@@ -9,7 +9,7 @@ from ckptsurgeon.logs.rename import TEXT
 from ckptsurgeon.logs.tensorboard import event_file, message
 from ckptsurgeon.logs.tensorboard.event_file import BORN
 from ckptsurgeon.logs.tensorboard.frame import frame
-from ckptsurgeon.plan.edits import Content, Rewrite, relative
+from ckptsurgeon.plans.edits import Content, Rewrite, relative
 from ckptsurgeon.transaction.home import EVENTS
 
 TAG = "ckptsurgeon/surgery" + TEXT

@@ -15,7 +15,7 @@ from ckptsurgeon.hints import command
 from ckptsurgeon.logs.cut import FIELD
 from ckptsurgeon.logs.tensorboard import event_file, renaming
 from ckptsurgeon.logs.tensorboard.renaming import Piece, Renamed
-from ckptsurgeon.plan.edits import AnyChange, Content, Rewrite, Span, relative
+from ckptsurgeon.plans.edits import AnyChange, Content, Rewrite, Span, relative
 
 TEXT = "/text_summary"
 """What torch appends to the tag of a text."""

@@ -18,8 +18,8 @@ from ckptsurgeon.look.advise import DIVERGED, judge
 from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.look.logged import own
 from ckptsurgeon.operations.replicas import drifted
-from ckptsurgeon.plan.edits import Change
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.edits import Change
+from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
 

@@ -18,8 +18,8 @@ from ckptsurgeon.formats.schedules.saved import SCALED
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.logs.printed.word import Expected
 from ckptsurgeon.operations.place_changes import of_settings
-from ckptsurgeon.plan.plan import Receipt
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.plan import Receipt
+from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import receipts
 

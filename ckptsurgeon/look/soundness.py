@@ -22,7 +22,7 @@ from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
 from ckptsurgeon.formats.capabilities import blobs, digests
 from ckptsurgeon.formats.fields.constants import ODD, SAFE, TORCH
-from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.transaction import crc32
 

@@ -14,8 +14,8 @@ from ckptsurgeon.logs.note import NOTE
 from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.advise import Advice, advise
-from ckptsurgeon.plan.edits import Move
-from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plans.edits import Move
+from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.attic import folders, pruned
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.home import EVENTS, KEPT_EVENTS

@@ -12,7 +12,7 @@ from ckptsurgeon.formats import Checkpoint, Disagreement, State
 from ckptsurgeon.hints import command
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.finding import Finding
-from ckptsurgeon.plan.promise import Promise, differences
+from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import receipt_file, set_aside, standing, told

@@ -39,7 +39,7 @@ from ckptsurgeon.operations.section import (
     given,
     unknown_value,
 )
-from ckptsurgeon.plan.edits import Change
+from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.arithmetic import ITEM
 

@@ -26,7 +26,7 @@ from ckptsurgeon.operations.computed_changes import (
 )
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given
-from ckptsurgeon.plan.edits import Change, Source
+from ckptsurgeon.plans.edits import Change, Source
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.arithmetic import ITEM, floats
 

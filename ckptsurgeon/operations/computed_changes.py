@@ -17,7 +17,7 @@ from ckptsurgeon.formats.places.moments import NUMBERED
 from ckptsurgeon.formats.tensors.second_copies import second_copies
 from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter
 from ckptsurgeon.hints import Hint, command
-from ckptsurgeon.plan.edits import AnyChange, Change, Computed, Key, Source, relative
+from ckptsurgeon.plans.edits import AnyChange, Change, Computed, Key, Source, relative
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.arithmetic import ITEM
 

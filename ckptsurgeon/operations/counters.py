@@ -10,7 +10,7 @@ from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.section import Changes
-from ckptsurgeon.plan.edits import AnyChange
+from ckptsurgeon.plans.edits import AnyChange
 from ckptsurgeon.run.run import Run
 
 COUNTERS = ("consumed_samples", "tokens", "iteration", "data_epoch", "data_batches")

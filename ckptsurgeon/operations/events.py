@@ -18,7 +18,7 @@ from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
-from ckptsurgeon.plan.edits import AnyChange
+from ckptsurgeon.plans.edits import AnyChange
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import next_id, standing
 

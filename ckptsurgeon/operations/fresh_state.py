@@ -16,7 +16,7 @@ from ckptsurgeon.formats.optimizers.roles import ROLES
 from ckptsurgeon.formats.optimizers.table import STEPS, recognise
 from ckptsurgeon.formats.places.moments import ALL, NUMBERED
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import ABSENT, ZEROS
+from ckptsurgeon.plans.edits import ABSENT, ZEROS
 
 WITHOUT = "start the trainer without its saved optimizer state"
 

@@ -32,7 +32,7 @@ from ckptsurgeon.operations.section import (
     given,
     unknown_value,
 )
-from ckptsurgeon.plan.edits import Change, Computed
+from ckptsurgeon.plans.edits import Change, Computed
 from ckptsurgeon.run.run import Run
 
 

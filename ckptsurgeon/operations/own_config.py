@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckptsurgeon import whole_file
 from ckptsurgeon.files.plain_yaml import MAX_BYTES
-from ckptsurgeon.plan.edits import AnyChange, Content, Rewrite
+from ckptsurgeon.plans.edits import AnyChange, Content, Rewrite
 from ckptsurgeon.run.run import CONFIG, Run
 
 

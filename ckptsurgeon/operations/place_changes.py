@@ -10,7 +10,7 @@ from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Place, Setting
 from ckptsurgeon.formats.fields.columns import Column
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import AnyChange, Change, Value
+from ckptsurgeon.plans.edits import AnyChange, Change, Value
 from ckptsurgeon.run.run import Run
 
 

@@ -23,7 +23,7 @@ from ckptsurgeon.operations.own_config import config_changes
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.scale import Scale
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
-from ckptsurgeon.plan.edits import Change, Computed, Renamed
+from ckptsurgeon.plans.edits import Change, Computed, Renamed
 from ckptsurgeon.run.run import Run
 
 PRECISIONS = ("bf16", "fp32")

@@ -14,7 +14,7 @@ from ckptsurgeon.formats import Checkpoint, Copy, Replica
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.section import Changes, Recipe, Section, given
-from ckptsurgeon.plan.edits import AnyChange, Change, Elements
+from ckptsurgeon.plans.edits import AnyChange, Change, Elements
 from ckptsurgeon.run.run import Run
 
 

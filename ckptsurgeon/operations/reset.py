@@ -33,7 +33,7 @@ from ckptsurgeon.operations.section import (
     given,
     unknown_value,
 )
-from ckptsurgeon.plan.edits import ABSENT, ZEROS, AnyChange, Change
+from ckptsurgeon.plans.edits import ABSENT, ZEROS, AnyChange, Change
 from ckptsurgeon.run.run import Run
 
 STATES = ("moments", "loss_scale")

@@ -15,7 +15,7 @@ from ckptsurgeon.formats.schedules.rewarm import HOLD
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
 from ckptsurgeon.operations.skip import Skip
-from ckptsurgeon.plan.edits import Change
+from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.run.run import Run
 
 KINDS = ("hold", "ramp")

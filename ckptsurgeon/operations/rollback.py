@@ -23,7 +23,7 @@ from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.reset import states_of
 from ckptsurgeon.operations.rewarm import Hold, Ramp, window
 from ckptsurgeon.operations.section import Changes, Recipe, Section, check_step, given
-from ckptsurgeon.plan.edits import AnyChange, Aside, Change, Content, Relink, Rewrite, Span
+from ckptsurgeon.plans.edits import AnyChange, Aside, Change, Content, Relink, Rewrite, Span
 from ckptsurgeon.run.run import Run
 
 

@@ -37,7 +37,7 @@ from ckptsurgeon.operations.section import (
     given,
     unknown_value,
 )
-from ckptsurgeon.plan.edits import Change
+from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.run.run import Run
 
 MOMENTS = ("keep", "scale", "zero")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.fields import Fields, converted
-from ckptsurgeon.plan.edits import AnyChange
+from ckptsurgeon.plans.edits import AnyChange
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, State

@@ -16,8 +16,8 @@ from ckptsurgeon.hints import Command, Hint, command
 from ckptsurgeon.operations.counters import counter_changes
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section
-from ckptsurgeon.plan.edits import AnyChange, Change
-from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plans.edits import AnyChange, Change
+from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
 

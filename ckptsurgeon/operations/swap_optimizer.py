@@ -18,7 +18,7 @@ from ckptsurgeon.operations.own_config import config_changes, configured
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.rewarm import Rewarm
 from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
-from ckptsurgeon.plan.edits import ABSENT, AnyChange, Change, Renamed
+from ckptsurgeon.plans.edits import ABSENT, AnyChange, Change, Renamed
 from ckptsurgeon.run.run import Run
 
 OPTIMIZERS = ("adamw", "sgdw")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from ckptsurgeon.plan.edits import (
+from ckptsurgeon.plans.edits import (
     ABSENT,
     AnyChange,
     Aside,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import apart
-from ckptsurgeon.plan.edits import AnyChange, Aside, Change, Relink
-from ckptsurgeon.plan.plan import Plan, Receipt
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.edits import AnyChange, Aside, Change, Relink
+from ckptsurgeon.plans.plan import Plan, Receipt
+from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.report.edits import acts
 from ckptsurgeon.report.fields import SHOWN, places
 

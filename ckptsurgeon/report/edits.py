@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from ckptsurgeon.plan.edits import Edit, Move, Replace, Tail, Truncate
+from ckptsurgeon.plans.edits import Edit, Move, Replace, Tail, Truncate
 from ckptsurgeon.report.style import Row, clean, names
 from ckptsurgeon.transaction.home import HOME, in_attic
 

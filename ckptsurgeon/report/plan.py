@@ -9,7 +9,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.fields.constants import SAFE, TORCH
 from ckptsurgeon.hints import Command, Hint, command
 from ckptsurgeon.hints import text as hint_text
-from ckptsurgeon.plan.edits import (
+from ckptsurgeon.plans.edits import (
     Append,
     Content,
     Edit,
@@ -18,8 +18,8 @@ from ckptsurgeon.plan.edits import (
     Replace,
     length,
 )
-from ckptsurgeon.plan.plan import Plan, Receipt
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.plan import Plan, Receipt
+from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.report.changes import changes
 from ckptsurgeon.report.edits import edits
 from ckptsurgeon.report.style import (

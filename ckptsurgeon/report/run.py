@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.layout import resumes
 from ckptsurgeon.hints import Hint, command, text
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.report.fields import SHOWN, places
 from ckptsurgeon.report.plan import NOT_ASKED, fields, next_step, promise, reasons
 from ckptsurgeon.report.style import (

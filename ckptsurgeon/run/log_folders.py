@@ -13,8 +13,8 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.layout import Paged
 from ckptsurgeon.logs.note import NOTE
-from ckptsurgeon.plan.edits import Move, relative
-from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plans.edits import Move, relative
+from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.home import EVENTS, HOME

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import Hint, again, command
-from ckptsurgeon.plan.edits import Move, relative
-from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plans.edits import Move, relative
+from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.home import ATTIC, HOME, has_receipts, in_attic, kept_by
 

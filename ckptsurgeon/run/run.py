@@ -18,8 +18,8 @@ from ckptsurgeon.formats.layout import CleansUp, resumes
 from ckptsurgeon.formats.optimizers import pages
 from ckptsurgeon.formats.optimizers.table import TABLE, Known
 from ckptsurgeon.hints import Hint, again, command
-from ckptsurgeon.plan.edits import Move, relative
-from ckptsurgeon.plan.plan import Fingerprint, Receipt
+from ckptsurgeon.plans.edits import Move, relative
+from ckptsurgeon.plans.plan import Fingerprint, Receipt
 from ckptsurgeon.run import moved, search, writers
 from ckptsurgeon.run.log_folders import LogFolders
 from ckptsurgeon.run.only_logs import Logs

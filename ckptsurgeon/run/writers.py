@@ -17,7 +17,7 @@ from pathlib import Path
 from ckptsurgeon import whole_file
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.step_folders import files_below
-from ckptsurgeon.plan.edits import relative
+from ckptsurgeon.plans.edits import relative
 from ckptsurgeon.transaction import process
 from ckptsurgeon.transaction.home import EVENTS
 

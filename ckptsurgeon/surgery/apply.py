@@ -7,8 +7,8 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.plan import Plan, Receipt
-from ckptsurgeon.plan.promise import Promise, differences
+from ckptsurgeon.plans.plan import Plan, Receipt
+from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import journal

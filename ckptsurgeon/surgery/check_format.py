@@ -12,7 +12,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.integrity import sha256
 from ckptsurgeon.formats.layout import Paged
 from ckptsurgeon.operations.section import Recipe
-from ckptsurgeon.plan.edits import Change
+from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import fork, remove

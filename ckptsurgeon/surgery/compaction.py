@@ -11,8 +11,8 @@ from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.fields.constants import TORCH
 from ckptsurgeon.formats.fields.known_globals import refuse_unknown
 from ckptsurgeon.formats.fields.trees import compacted
-from ckptsurgeon.plan.edits import Rewrite
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.edits import Rewrite
+from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import render, touched
 from ckptsurgeon.transaction import receipts

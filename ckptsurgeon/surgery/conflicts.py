@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.plan.edits import (
+from ckptsurgeon.plans.edits import (
     ABSENT,
     ZEROS,
     AnyChange,

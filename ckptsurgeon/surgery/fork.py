@@ -19,7 +19,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.hints import again, shell
 from ckptsurgeon.operations.section import Recipe
-from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.recipe.file import to_data
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.run.search import SETTINGS

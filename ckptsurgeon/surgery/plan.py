@@ -11,8 +11,8 @@ from ckptsurgeon.formats.fields.known_globals import refuse_unknown
 from ckptsurgeon.formats.fields.trees import rounded
 from ckptsurgeon.hints import again, command
 from ckptsurgeon.operations.section import Recipe, Section
-from ckptsurgeon.plan.edits import AnyChange, Aside, Change, Rewrite
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.edits import AnyChange, Aside, Change, Rewrite
+from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import keys, to_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.conflicts import refuse_two_words

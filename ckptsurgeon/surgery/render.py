@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.plan.edits import (
+from ckptsurgeon.plans.edits import (
     AnyChange,
     Append,
     Aside,

@@ -10,7 +10,7 @@ from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import again
 from ckptsurgeon.operations import rollback
-from ckptsurgeon.plan.edits import (
+from ckptsurgeon.plans.edits import (
     AnyChange,
     Append,
     Aside,
@@ -25,7 +25,7 @@ from ckptsurgeon.plan.edits import (
     Tail,
     Truncate,
 )
-from ckptsurgeon.plan.plan import Plan, Receipt
+from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import loud, relinked, replaced, rewrite, touched
 from ckptsurgeon.transaction import assumptions, kept, receipts

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import command, shell
-from ckptsurgeon.plan.edits import Change, Move
-from ckptsurgeon.plan.plan import Plan, Receipt
+from ckptsurgeon.plans.edits import Change, Move
+from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.restore import plan_restore

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ckptsurgeon.plan.edits import Computed
+from ckptsurgeon.plans.edits import Computed
 
 _FLOATS = {"float64": "f8", "float32": "f4", "float16": "f2"}
 ITEM = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import again, command, shell
-from ckptsurgeon.plan.edits import (
+from ckptsurgeon.plans.edits import (
     Append,
     Computed,
     Content,
@@ -30,7 +30,7 @@ from ckptsurgeon.plan.edits import (
     Span,
     Truncate,
 )
-from ckptsurgeon.plan.plan import Fingerprint
+from ckptsurgeon.plans.plan import Fingerprint
 
 AGAIN = again(why="it plans anew")
 RIGHTS = "run as the user who owns the run, or change its permissions"

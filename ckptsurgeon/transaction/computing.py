@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ckptsurgeon import disk
 from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Checksum, Computed, Source
+from ckptsurgeon.plans.edits import Checksum, Computed, Source
 from ckptsurgeon.transaction.arithmetic import ITEM, spoilt, together
 from ckptsurgeon.transaction.crc32 import joined
 from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plan.edits import Checksum, Computed, Content, Hole, Piece
+from ckptsurgeon.plans.edits import Checksum, Computed, Content, Hole, Piece
 
 CHUNK = 1 << 20
 """Bytes that are in memory at once."""

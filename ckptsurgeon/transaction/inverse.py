@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckptsurgeon.plan.edits import Append, Edit, Inverse, Move, Replace, Tail, Truncate
+from ckptsurgeon.plans.edits import Append, Edit, Inverse, Move, Replace, Tail, Truncate
 from ckptsurgeon.transaction.home import ATTIC, HOME
 
 

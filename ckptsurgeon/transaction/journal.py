@@ -23,9 +23,9 @@ from pathlib import Path
 from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.as_json import Malformed, parsed, to_json
-from ckptsurgeon.plan.plan import Plan, Receipt
-from ckptsurgeon.plan.record_types import made
+from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
+from ckptsurgeon.plans.plan import Plan, Receipt
+from ckptsurgeon.plans.record_types import made
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import assumptions, lock, receipts, staging
 from ckptsurgeon.transaction.home import HOME

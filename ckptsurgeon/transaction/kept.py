@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.plan.edits import Content, Edit, Inverse, Move, Replace, Tail, Truncate
+from ckptsurgeon.plans.edits import Content, Edit, Inverse, Move, Replace, Tail, Truncate
 from ckptsurgeon.transaction.home import HOME, RECEIPTS, in_attic
 from ckptsurgeon.transaction.inverse import kept_tails
 

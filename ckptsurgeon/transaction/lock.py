@@ -28,7 +28,7 @@ from pathlib import Path
 from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.hints import Hint, again, command, shell
-from ckptsurgeon.plan.record_types import made
+from ckptsurgeon.plans.record_types import made
 from ckptsurgeon.transaction import process
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.worker import as_owner

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import shell
-from ckptsurgeon.plan.edits import Computed, Content, Edit, Move, Replace, Span, Tail
+from ckptsurgeon.plans.edits import Computed, Content, Edit, Move, Replace, Span, Tail
 from ckptsurgeon.transaction.home import ATTIC, EVENTS, HOME
 
 ID = re.compile(r"[0-9]{4,18}")

@@ -15,10 +15,10 @@ from typing import Any
 from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import Hint, shell
-from ckptsurgeon.plan.as_json import Malformed, parsed, to_json
-from ckptsurgeon.plan.edits import Content, Rewrite
-from ckptsurgeon.plan.plan import Plan, Receipt
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
+from ckptsurgeon.plans.edits import Content, Rewrite
+from ckptsurgeon.plans.plan import Plan, Receipt
+from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.transaction.home import HOME, RECEIPTS
 from ckptsurgeon.transaction.inverse import inverse
 from ckptsurgeon.transaction.names import ID

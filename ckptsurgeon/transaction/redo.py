@@ -36,7 +36,7 @@ from typing import TypeVar
 from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import SHORT_GAP, Move, Replace, Tail, Truncate
+from ckptsurgeon.plans.edits import SHORT_GAP, Move, Replace, Tail, Truncate
 from ckptsurgeon.transaction.assumptions import digest_of, tail_digest
 from ckptsurgeon.transaction.home import HOME
 

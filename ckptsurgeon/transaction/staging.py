@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plan.edits import (
+from ckptsurgeon.plans.edits import (
     Append,
     Checksum,
     Computed,
@@ -32,7 +32,7 @@ from ckptsurgeon.plan.edits import (
     Truncate,
     length,
 )
-from ckptsurgeon.plan.plan import Plan, Receipt
+from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.transaction import computing, kept, receipts
 from ckptsurgeon.transaction.computing import Place, Sum
 from ckptsurgeon.transaction.content import joined, read

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptsurgeon.logs.tensorboard.crc32c import masked
-from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.transaction.kept import document
 from ckptsurgeon.transaction.receipts import contents, records
 from tests.support.counted import counted, linear

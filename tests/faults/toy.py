@@ -11,8 +11,8 @@ import os
 import struct
 from pathlib import Path
 
-from ckptsurgeon.plan.edits import Append, Content, Edit, Link, Move, Replace, Span
-from ckptsurgeon.plan.plan import Fingerprint, Plan
+from ckptsurgeon.plans.edits import Append, Content, Edit, Link, Move, Replace, Span
+from ckptsurgeon.plans.plan import Fingerprint, Plan
 from ckptsurgeon.transaction import journal, receipts
 from tests.faults.world import Scenario
 from tests.support.snapshot import HOME

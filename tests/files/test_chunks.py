@@ -23,7 +23,7 @@ from ckptsurgeon.files import dcp_metadata, native
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.chunks import Table
 from ckptsurgeon.files.dcp import Saved
-from ckptsurgeon.plan.edits import Change
+from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.recipe.file import from_data
 from tests.hostile.mutations import mutated
 from tests.support import enums_by_name

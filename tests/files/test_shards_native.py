@@ -26,7 +26,7 @@ from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import Scan, scan
 from ckptsurgeon.files.pickles.splice import splice
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
-from ckptsurgeon.plan.edits import Each
+from ckptsurgeon.plans.edits import Each
 from ckptsurgeon.transaction import crc32
 from tests.hostile.mutations import mutated
 from tests.support.compiled import MADE, compiled, sources_in

@@ -13,7 +13,7 @@ import torch
 
 from ckptsurgeon.files.archives.append import Archive, render
 from ckptsurgeon.files.pickles.tree import get
-from ckptsurgeon.plan.edits import ABSENT, ZEROS, Append
+from ckptsurgeon.plans.edits import ABSENT, ZEROS, Append
 from tests.support.torch_files import (
     GROUPS,
     MODES,

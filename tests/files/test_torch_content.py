@@ -13,7 +13,7 @@ from torch.utils.serialization import config
 
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.append import Archive, render
-from ckptsurgeon.plan.edits import ABSENT, ZEROS, Append, Content, Span
+from ckptsurgeon.plans.edits import ABSENT, ZEROS, Append, Content, Span
 from tests.support.torch_files import (
     GROUPS,
     MODES,

@@ -18,7 +18,7 @@ from ckptsurgeon.files.archives.append import Archive, render
 from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import scan
 from ckptsurgeon.files.pickles.splice import splice
-from ckptsurgeon.plan.edits import ZEROS
+from ckptsurgeon.plans.edits import ZEROS
 from tests.support.torch_files import GROUPS, change, plain_shard, read, save
 
 P = b"\x80\x02"

@@ -10,7 +10,7 @@ import torch
 
 from ckptsurgeon.files.archives.append import Archive
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get, tensors
-from ckptsurgeon.plan.edits import ZEROS, Append
+from ckptsurgeon.plans.edits import ZEROS, Append
 from tests.conftest import Trained
 from tests.support.torch_files import GROUPS, STATE, change, edited, frozen
 

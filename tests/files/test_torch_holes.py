@@ -11,9 +11,9 @@ import pytest
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.append import render
-from ckptsurgeon.plan.as_json import from_json, to_json
-from ckptsurgeon.plan.edits import ZEROS, Change, Content, Hole, Replace
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.as_json import from_json, to_json
+from ckptsurgeon.plans.edits import ZEROS, Change, Content, Hole, Replace
+from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.transaction import journal, receipts
 from tests.support.torch_files import STATE, frozen, load, plain_shard, save
 

@@ -13,7 +13,7 @@ import torch
 
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.shrink import shrink
-from ckptsurgeon.plan.edits import Content
+from ckptsurgeon.plans.edits import Content
 from tests.support.torch_files import apply
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.append import FIRST_GAP, Archive, render
-from ckptsurgeon.plan.edits import ZEROS, Append
+from ckptsurgeon.plans.edits import ZEROS, Append
 from tests.support.torch_files import GROUPS, STATE, apply, change, load, plain_shard, save
 
 Partly = Callable[[Path, Append], None]

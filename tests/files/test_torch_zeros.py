@@ -16,7 +16,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.append import Archive
 from ckptsurgeon.files.archives.storage_edit import ranges
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.plan.edits import ZEROS, Append, Content
+from ckptsurgeon.plans.edits import ZEROS, Append, Content
 from ckptsurgeon.transaction import crc32
 from tests.support.torch_files import change, edited, frozen, load, save
 

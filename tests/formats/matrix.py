@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data
 from tests.support import (
     claims,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ckptsurgeon.formats.fields.columns import Column, Places
 from ckptsurgeon.formats.fields.values import Place
-from ckptsurgeon.plan.edits import ZEROS, Each, Fill
+from ckptsurgeon.plans.edits import ZEROS, Each, Fill
 
 FILE = Path("shard.pt")
 KEYS = st.one_of(st.integers(0, 3), st.sampled_from(["state", "exp_avg"]))

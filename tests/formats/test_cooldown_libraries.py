@@ -14,7 +14,7 @@ import torch
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data
 from tests.support import megatron_legacy
 from tests.support.dcp_trainers import resumed_titan, torchtitan

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 from ckptsurgeon import Run, look, report, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.look.diff.surgery import of_receipt
-from ckptsurgeon.plan.edits import Aside, Relink
+from ckptsurgeon.plans.edits import Aside, Relink
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.surgery.export import export
 from ckptsurgeon.surgery.fork import fork

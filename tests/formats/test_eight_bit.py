@@ -11,7 +11,7 @@ import torch
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plan.edits import Fill
+from ckptsurgeon.plans.edits import Fill
 from ckptsurgeon.recipe.file import from_data
 from tests.support.deepspeed_engine import Options, build, live, make, process_group, train
 from tests.support.megatron_legacy import megatron_enums, save

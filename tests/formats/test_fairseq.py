@@ -13,7 +13,7 @@ import torch
 from ckptsurgeon import look, report, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.look.diff.surgery import of_receipt
-from ckptsurgeon.plan.edits import Relink, Replace
+from ckptsurgeon.plans.edits import Relink, Replace
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import fork

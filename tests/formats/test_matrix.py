@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckptsurgeon import Run, look, surgery
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.plan import Plan
 from tests.formats.matrix import DOCUMENT, FORMATS, OPERATIONS, measured, outcome, table
 from tests.formats.matrix import written as with_table
 from tests.support import claims

@@ -10,7 +10,7 @@ import pytest
 from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved
-from ckptsurgeon.plan.edits import Change
+from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from tests.support.megatron_flat import NAMES, WRAPPED, gathered, loaded, save

@@ -17,7 +17,7 @@ import torch
 from ckptsurgeon import Run, look, plan, report, surgery
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.look.expected import expected
-from ckptsurgeon.plan.plan import Plan, Receipt
+from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.style import Style
 from tests.support.dcp_trainers import olmo, resumed_titan, torchtitan

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.promise import Promise
 from tests.support import deepspeed_engine, fairseq_files, megatron_engine, training_log
 
 RAMP = (16, 16, 6_000_000)

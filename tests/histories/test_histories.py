@@ -20,7 +20,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.look.diff.diff import diff
 from ckptsurgeon.look.diff.sides import Side
 from ckptsurgeon.look.diff.surgery import of_receipt
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data, load
 from ckptsurgeon.surgery.fork import fork
 from tests.histories.runs import Idefics, Megatron, Metaseq, consumed

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon.plan.as_json import MAX_KEYS, Malformed, from_json
+from ckptsurgeon.plans.as_json import MAX_KEYS, Malformed, from_json
 from ckptsurgeon.transaction import lock
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.receipts import receipt_file

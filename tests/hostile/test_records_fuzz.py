@@ -17,7 +17,7 @@ import yaml
 
 from ckptsurgeon import Run, disk, plan, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plan.as_json import to_json
+from ckptsurgeon.plans.as_json import to_json
 from ckptsurgeon.recipe.file import from_data
 from tests.hostile import lies
 from tests.hostile.records import mutated

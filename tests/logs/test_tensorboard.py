@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ckptsurgeon.errors import DamagedFile, UsageError
 from ckptsurgeon.logs import cut, note, rename
 from ckptsurgeon.logs.tensorboard import event_file
-from ckptsurgeon.plan.edits import Aside, Rewrite, Span
+from ckptsurgeon.plans.edits import Aside, Rewrite, Span
 from tests.support.training_log import (
     START,
     Job,

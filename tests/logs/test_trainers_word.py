@@ -8,7 +8,7 @@ import pytest
 
 from ckptsurgeon.logs.printed.stated import Stated, exact, rounded
 from ckptsurgeon.logs.printed.word import Expected, Word, after
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.promise import Promise
 
 PROMISE = Promise(
     step=7, lr=4e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=(0.1, 0.0), adam_step=6,

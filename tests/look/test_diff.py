@@ -17,7 +17,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.look.diff.diff import Diff, diff
 from ckptsurgeon.look.diff.sides import Side
 from ckptsurgeon.look.diff.surgery import of_receipt
-from ckptsurgeon.plan.edits import Aside, Change, Rewrite
+from ckptsurgeon.plans.edits import Aside, Change, Rewrite
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.style import Style
 from tests.conftest import Trained

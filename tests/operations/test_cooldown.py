@@ -12,8 +12,8 @@ import torch
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.operations.cooldown import Cooldown
-from ckptsurgeon.plan.edits import Change
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.edits import Change
+from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data, load
 from tests.conftest import Trained
 from tests.formats.matrix import hugging_face

@@ -15,7 +15,7 @@ import torch
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.launch.relaunch import compare
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.support.dcp_trainers import olmo, resumed_titan, torchtitan

@@ -13,8 +13,8 @@ import torch
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.launch.relaunch import compare
-from ckptsurgeon.plan.edits import Change, Computed
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.edits import Change, Computed
+from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.support.attention import logits_of, train_shared_keys

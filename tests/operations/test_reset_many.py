@@ -13,8 +13,8 @@ import torch
 
 from ckptsurgeon import Run, apply, disk, plan, plan_undo
 from ckptsurgeon.files import native
-from ckptsurgeon.plan.as_json import from_json, to_json
-from ckptsurgeon.plan.edits import Append, Change, Each
+from ckptsurgeon.plans.as_json import from_json, to_json
+from ckptsurgeon.plans.edits import Append, Change, Each
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.changes import changes
 from ckptsurgeon.report.document import changes_json

@@ -14,7 +14,7 @@ from ckptsurgeon import Recipe, Run, apply, from_data, inspect, operations, plan
 from ckptsurgeon.cli import app
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.operations.section import Changes, Section
-from ckptsurgeon.plan.edits import Change
+from ckptsurgeon.plans.edits import Change
 from tests.support.tiny_run import make_run
 
 

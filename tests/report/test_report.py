@@ -12,7 +12,7 @@ import pytest
 from ckptsurgeon import report
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import (
+from ckptsurgeon.plans.edits import (
     ABSENT,
     ZEROS,
     AnyChange,
@@ -27,7 +27,7 @@ from ckptsurgeon.plan.edits import (
     Span,
     Truncate,
 )
-from ckptsurgeon.plan.plan import Plan, Receipt
+from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.report.style import number, size, value
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.export import Export

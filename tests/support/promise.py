@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.promise import Promise
 
 PROMISE = Promise(
     step=6211,

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ckptsurgeon.plan.edits import Change, Computed
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.edits import Change, Computed
+from ckptsurgeon.plans.plan import Plan
 
 HIDDEN, HEADS, GROUPS, WIDTH = 8, 4, 2, 2
 LLAMA = {

@@ -20,7 +20,7 @@ import torch
 from ckptsurgeon.files.archives import append
 from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import scan
-from ckptsurgeon.plan.edits import Append, Change, Content, Hole, Span
+from ckptsurgeon.plans.edits import Append, Change, Content, Hole, Span
 
 MODES = [(False, False), (False, True), (True, False), (True, True)]
 """mmap × weights_only."""

@@ -15,7 +15,7 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from ckptsurgeon.logs.marks import Marks
-from ckptsurgeon.plan.edits import AnyChange, Aside, Rewrite, Span
+from ckptsurgeon.plans.edits import AnyChange, Aside, Rewrite, Span
 
 Point = tuple[str, int, float]
 """Tag, step, wall time: walls are unique per job and iteration, so a point is one event."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ckptsurgeon.look.diff.diff import Diff
-from ckptsurgeon.plan.edits import ABSENT, ZEROS, AnyChange, Aside, Change, Elements, Fill, Renamed
+from ckptsurgeon.plans.edits import ABSENT, ZEROS, AnyChange, Aside, Change, Elements, Fill, Renamed
 
 Seen = set[tuple[Any, ...]]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.recipe.file import from_data
 from tests.support.snapshot import differs, snapshot
 from tests.support.tiny_run import LAMBDA_LR

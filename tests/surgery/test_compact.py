@@ -11,7 +11,7 @@ import torch
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.compact import compact
-from ckptsurgeon.plan.edits import Append, Replace
+from ckptsurgeon.plans.edits import Append, Replace
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.support.launch import first_line, launch

@@ -12,7 +12,7 @@ import pytest
 
 from ckptsurgeon import Run, look, plan, report, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.plan.edits import Aside, Content, Replace
+from ckptsurgeon.plans.edits import Aside, Content, Replace
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.style import Style
 from tests.conftest import Trained

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plan.edits import Append, Content, Edit, Move, Replace, Span
-from ckptsurgeon.plan.plan import Fingerprint, Plan
+from ckptsurgeon.plans.edits import Append, Content, Edit, Move, Replace, Span
+from ckptsurgeon.plans.plan import Fingerprint, Plan
 from ckptsurgeon.transaction import journal
 from ckptsurgeon.transaction.assumptions import check_space
 from tests.faults import toy

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
-from ckptsurgeon.plan.edits import Content, Move, Replace
-from ckptsurgeon.plan.plan import Plan
+from ckptsurgeon.plans.edits import Content, Move, Replace
+from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.transaction import journal, receipts
 from ckptsurgeon.transaction.redo import each
 from tests.faults import toy

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plan.edits import Append, Content, Edit, Move, Replace, Span, Truncate
+from ckptsurgeon.plans.edits import Append, Content, Edit, Move, Replace, Span, Truncate
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.names import refuse_foreign, refuse_foreign_staging
 

@@ -23,7 +23,7 @@ from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.splice import Steps, splice
 from ckptsurgeon.files.pickles.tree import Tensor, get_each
-from ckptsurgeon.plan.edits import (
+from ckptsurgeon.plans.edits import (
     ABSENT,
     ZEROS,
     Append,

@@ -7,7 +7,7 @@ import zlib
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR
 from ckptsurgeon.files.archives.zip_tail import Moved, directory, end_records, local_header
-from ckptsurgeon.plan.edits import Content, Span
+from ckptsurgeon.plans.edits import Content, Span
 
 VERSION = ".format_version"
 

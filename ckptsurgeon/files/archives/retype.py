@@ -23,7 +23,7 @@ from ckptsurgeon.files.pickles.sharing import Cut, cut
 from ckptsurgeon.files.pickles.splice import replaced
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.files.pickles.values import scalar
-from ckptsurgeon.plan.edits import Checksum, Computed, Content, Hole, Piece, Span
+from ckptsurgeon.plans.edits import Checksum, Computed, Content, Hole, Piece, Span
 
 CLASSES = {dtype: name for name, dtype in STORAGES.items() if name != "UntypedStorage"}
 """dtype → the class that torch saves its storages under."""

@@ -15,7 +15,7 @@ from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import StorageEdit
 from ckptsurgeon.files.archives.zip_directory import DESCRIPTOR, Directory, Record
 from ckptsurgeon.files.archives.zip_tail import Moved, directory_parts, end_records, local_header
-from ckptsurgeon.plan.edits import Checksum, Computed, Content, Hole, Piece, Span
+from ckptsurgeon.plans.edits import Checksum, Computed, Content, Hole, Piece, Span
 from ckptsurgeon.transaction import crc32
 
 CHUNK = 1 << 20

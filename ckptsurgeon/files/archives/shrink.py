@@ -21,7 +21,7 @@ from ckptsurgeon.files.pickles.sharing import Splice
 from ckptsurgeon.files.pickles.splice import replaced
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.files.pickles.values import encode, scalar
-from ckptsurgeon.plan.edits import Content, Span
+from ckptsurgeon.plans.edits import Content, Span
 
 REBUILD = ("torch._utils", "_rebuild_tensor_v2")
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, all_tensors, tensors
-from ckptsurgeon.plan.edits import Computed, length
+from ckptsurgeon.plans.edits import Computed, length
 
 MAX_ROWS = 1 << 20
 """Separate byte ranges of the most scattered view that is edited."""

@@ -18,7 +18,7 @@ from ckptsurgeon.files.pickles import opcodes
 from ckptsurgeon.files.pickles.scan import Scan, scan
 from ckptsurgeon.files.pickles.sharing import Cut, Memo, Splice, cut
 from ckptsurgeon.files.pickles.values import NO_SCALAR, encode, like, scalar
-from ckptsurgeon.plan.edits import Each, Key, Value, each_path
+from ckptsurgeon.plans.edits import Each, Key, Value, each_path
 
 
 @dataclass(slots=True)  # not frozen: that makes it three times slower to make

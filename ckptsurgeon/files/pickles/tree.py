@@ -14,7 +14,7 @@ from operator import index
 from typing import Any
 
 from ckptsurgeon.files.dtypes import ITEM_BYTES, NUMPY, number
-from ckptsurgeon.plan.edits import Each, Key
+from ckptsurgeon.plans.edits import Each, Key
 
 MOST_AXES = 64
 WIDEST = 1 << 63

@@ -33,7 +33,7 @@ from ckptsurgeon.formats.fields.values import (
 from ckptsurgeon.formats.optimizers.table import COUNTED
 from ckptsurgeon.formats.places.moments import ALL
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 FOREIGN = re.compile(r"(^|\.)(state|param_groups)\.")
 """What the name of a value of an optimizer has in it, whoever saved it."""

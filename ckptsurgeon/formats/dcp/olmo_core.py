@@ -19,7 +19,7 @@ from ckptsurgeon.formats.heads import head_counts, heads
 from ckptsurgeon.formats.heads.heads import Attention
 from ckptsurgeon.formats.schedules import olmo_core
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.promise import Caveat
+from ckptsurgeon.plans.promise import Caveat
 
 FIXED = ("initial_lr",)
 """Keys of the param groups that a load takes from the config, where it names no others."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptsurgeon.files.dcp import Saved
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 Paths = list[tuple[Key, ...]]
 

@@ -17,7 +17,7 @@ from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
 from ckptsurgeon.formats.fields.values import Located, Place, Setting
 from ckptsurgeon.formats.schedules import saved
 from ckptsurgeon.formats.schedules.torch_schedulers import TorchSchedulers
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 
 @dataclass

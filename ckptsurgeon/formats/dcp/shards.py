@@ -21,7 +21,7 @@ from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.fields.understood import impossible, problem
 from ckptsurgeon.formats.fields.values import MOMENTS, Blob, Box, Part, Place, Weight
-from ckptsurgeon.plan.edits import Append, Change, Content, Key
+from ckptsurgeon.plans.edits import Append, Change, Content, Key
 
 
 @dataclass

@@ -13,7 +13,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
 from ckptsurgeon.formats.fields.values import Decay, Place, Setting
 from ckptsurgeon.formats.schedules.check import refuse_no_rate
-from ckptsurgeon.plan.promise import Caveat
+from ckptsurgeon.plans.promise import Caveat
 
 
 @dataclass

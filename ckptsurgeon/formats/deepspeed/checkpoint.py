@@ -54,7 +54,7 @@ from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_coo
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.formats.schedules.names import is_megatron
 from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trained_after
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.promise import Promise
 
 BUNDLED = {"adamw": "AdamW", "sgdw": "SGDW"}
 """The bundled trainer's names for its optimizers → what people call them."""

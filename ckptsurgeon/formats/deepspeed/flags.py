@@ -18,7 +18,7 @@ from ckptsurgeon.formats.megatron import options
 from ckptsurgeon.formats.megatron.options import NEVER, SCHEDULE
 from ckptsurgeon.formats.schedules.rewarm import HOLD
 from ckptsurgeon.hints import Hint, command
-from ckptsurgeon.plan.promise import Caveat
+from ckptsurgeon.plans.promise import Caveat
 
 USE, OVERRIDE = "--use-checkpoint-{}", "--override-{}"
 """With the name of the scheduler's class, as the trainer's flags spell it."""

@@ -18,7 +18,7 @@ from ckptsurgeon.formats.fields.columns import Column, Places
 from ckptsurgeon.formats.fields.values import Place, StateDict
 from ckptsurgeon.formats.optimizers.state_dict import by_key, state_dict
 from ckptsurgeon.formats.places import optimizer_state
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 OPTIM = re.compile(
     r"(?P<dtype>bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d{2,})_optim_states\.pt"

@@ -21,7 +21,7 @@ from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.fields.values import MOMENTS, NUMBER, Box, Part, Place
 from ckptsurgeon.formats.places import optimizer_state
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 TIED = "tied_modules."

@@ -16,7 +16,7 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.fields.values import Conversion, Place, Setting
-from ckptsurgeon.plan.edits import ABSENT
+from ckptsurgeon.plans.edits import ABSENT
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SCALER = ("loss_scaler", "dynamic_loss_scale", "overflow")

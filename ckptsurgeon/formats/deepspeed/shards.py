@@ -27,7 +27,7 @@ from ckptsurgeon.formats.places.moments import ALL
 from ckptsurgeon.formats.schedules import annealing, deepspeed
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d{2,})_model_states\.pt")
 IN_GROUPS = (*GROUP, "momentum")

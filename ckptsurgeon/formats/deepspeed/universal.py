@@ -16,7 +16,7 @@ from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.values import MOMENTS, Hazard, Place, StateDict
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 FOLDER = re.compile(r"global_step(\d+)_universal")
 POINTER = "latest_universal"

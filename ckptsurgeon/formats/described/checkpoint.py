@@ -15,7 +15,7 @@ from ckptsurgeon.formats.fields.values import Decay, Located, Place, Setting, St
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 
 @dataclass

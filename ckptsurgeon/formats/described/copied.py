@@ -11,7 +11,7 @@ from ckptsurgeon.formats import capabilities as can
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.values import Blob, Conversion, Part, Place, Strip
 from ckptsurgeon.formats.step_folders import files_below
-from ckptsurgeon.plan.edits import AnyChange, Append, Change, Content
+from ckptsurgeon.plans.edits import AnyChange, Append, Change, Content
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")

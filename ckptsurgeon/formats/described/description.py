@@ -15,8 +15,8 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats.described.name_pattern import NamePattern
-from ckptsurgeon.plan.edits import Key
-from ckptsurgeon.plan.promise import Caveat
+from ckptsurgeon.plans.edits import Key
+from ckptsurgeon.plans.promise import Caveat
 from ckptsurgeon.transaction.home import HOME
 
 KeyPath = tuple[Key, ...]

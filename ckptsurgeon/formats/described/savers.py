@@ -16,7 +16,7 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import Ranks
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.values import Located, Place, Setting
-from ckptsurgeon.plan.edits import ABSENT, Key
+from ckptsurgeon.plans.edits import ABSENT, Key
 
 RANKED, LAST = "best_k_models", "last_model_path"
 BEST, WORST = "best_model_path", "kth_best_model_path"

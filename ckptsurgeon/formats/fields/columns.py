@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from ckptsurgeon.formats.fields.values import Place
-from ckptsurgeon.plan.edits import ZEROS, Each, Fill, Key, each_path
+from ckptsurgeon.plans.edits import ZEROS, Each, Fill, Key, each_path
 
 K = TypeVar("K")
 

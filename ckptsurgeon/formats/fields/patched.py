@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptsurgeon.files.pickles.tree import Object
-from ckptsurgeon.plan.edits import ABSENT, Key, Renamed
+from ckptsurgeon.plans.edits import ABSENT, Key, Renamed
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ckptsurgeon.formats.fields.patched import New, patched
 from ckptsurgeon.formats.fields.shard_files import opened
 from ckptsurgeon.formats.fields.understood import impossible, is_bounded, problem
 from ckptsurgeon.formats.fields.values import Located, Place
-from ckptsurgeon.plan.edits import (
+from ckptsurgeon.plans.edits import (
     ZEROS,
     AnyChange,
     Append,

@@ -15,7 +15,7 @@ from typing import Any
 
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 MAX_NODES = 10_000
 """Values in the largest field, each reference counted again."""

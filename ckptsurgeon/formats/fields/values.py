@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from ckptsurgeon.errors import NotUnderstood
 from ckptsurgeon.hints import Hint
-from ckptsurgeon.plan.edits import ZEROS, Fill, Key
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.edits import ZEROS, Fill, Key
+from ckptsurgeon.plans.promise import Promise
 
 Located = tuple[Path, tuple[Key, ...]]
 """A file, and a key path in it."""

@@ -26,7 +26,7 @@ from ckptsurgeon.formats.places import json_beside
 from ckptsurgeon.formats.schedules.torch import is_torch
 from ckptsurgeon.formats.step_folders import StepFolders, listed
 from ckptsurgeon.hints import Hint, command
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.transaction.home import HOME
 
 CHECKPOINTS = "checkpoints"

@@ -22,7 +22,7 @@ from ckptsurgeon.formats.schedules.annealing import present_rate
 from ckptsurgeon.formats.schedules.check import samples_of
 from ckptsurgeon.formats.schedules.megatron import in_proportion
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import AnyChange
+from ckptsurgeon.plans.edits import AnyChange
 
 Self = TypeVar("Self", bound="MegatronCheckpoint")
 NOTHING: Mapping[str, Any] = {}

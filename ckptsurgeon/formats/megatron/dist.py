@@ -26,7 +26,7 @@ from ckptsurgeon.formats.megatron import parts
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.tensors.strips import MASTERS
-from ckptsurgeon.plan.edits import Append, Change, Content, Key
+from ckptsurgeon.plans.edits import Append, Change, Content, Key
 
 CONFIG = "metadata.json"
 """Written last: a folder without it is not complete."""

@@ -15,7 +15,7 @@ from ckptsurgeon.formats.megatron.arguments import plain
 from ckptsurgeon.formats.megatron.options import NEVER
 from ckptsurgeon.formats.megatron.shards import MegatronShards
 from ckptsurgeon.formats.schedules.megatron import in_proportion
-from ckptsurgeon.plan.promise import Caveat
+from ckptsurgeon.plans.promise import Caveat
 
 USE = "--use-checkpoint-opt_param-scheduler"
 CKPT_STEP = (

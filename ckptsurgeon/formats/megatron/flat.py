@@ -26,7 +26,7 @@ from ckptsurgeon.formats.megatron import flat_parts
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
 from ckptsurgeon.formats.optimizers.table import COUNTED
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 INSIDE = r"(?P<base>optimizer(?:\.\d+)?(?:\.optimizer)?)"
 NUMBERED = re.compile(INSIDE + r"\.param_groups\.(?P<owner>\d+)\.(?P<key>\w+)")

@@ -19,7 +19,7 @@ from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.fields.values import MOMENTS, NUMBER, Box, Part, Place
 from ckptsurgeon.formats.megatron.shards import MegatronShards, Optimizer
 from ckptsurgeon.formats.tensors.strips import contiguous
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 CHUNK = re.compile(r"model(\d*)")
 FLAT = {"param": "master", **{kind: kind for kind in MOMENTS}}

@@ -28,7 +28,7 @@ from ckptsurgeon.formats.places.moments import ALL
 from ckptsurgeon.formats.schedules import megatron
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 ARGS = {
     "consumed_samples": "consumed_train_samples",

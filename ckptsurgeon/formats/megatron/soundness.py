@@ -9,7 +9,7 @@ from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.formats.fields.understood import is_count, understood
 from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.formats.megatron.shards import MegatronShards
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 
 def contradictions(checkpoint: MegatronShards) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from ckptsurgeon.formats.fields.values import StateDict
 from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.optimizers.table import TABLE, Known
-from ckptsurgeon.plan.promise import Epsilon
+from ckptsurgeon.plans.promise import Epsilon
 
 
 def rates(betas: Any) -> tuple[float, ...]:

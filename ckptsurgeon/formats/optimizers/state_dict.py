@@ -10,7 +10,7 @@ from ckptsurgeon.formats.fields.columns import Column, Places
 from ckptsurgeon.formats.fields.constants import NESTED
 from ckptsurgeon.formats.fields.understood import not_understood
 from ckptsurgeon.formats.fields.values import Place, StateDict
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 BESIDE = frozenset(
     # of torch; fairseq's loss scale; nanotron's names and fp32 masters

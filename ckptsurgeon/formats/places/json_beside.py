@@ -13,7 +13,7 @@ from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.columns import Places
 from ckptsurgeon.formats.fields.understood import impossible, problem
 from ckptsurgeon.formats.fields.values import Place
-from ckptsurgeon.plan.edits import Append, Change, Content
+from ckptsurgeon.plans.edits import Append, Change, Content
 
 
 @dataclass

@@ -17,7 +17,7 @@ from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.constants import NESTED
 from ckptsurgeon.formats.fields.values import Place
-from ckptsurgeon.plan.edits import ZEROS, Fill, Key
+from ckptsurgeon.plans.edits import ZEROS, Fill, Key
 
 NUMBERS = {"exp_avg": "1", "exp_avg_sq": "2"}
 ALSO = ("max_exp_avg_sq", "momentum_buffer")

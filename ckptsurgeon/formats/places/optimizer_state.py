@@ -14,7 +14,7 @@ from ckptsurgeon.formats.fields.columns import Column, Places
 from ckptsurgeon.formats.fields.understood import is_number, not_understood
 from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.formats.places import moments
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 
 class States(NamedTuple):

@@ -15,7 +15,7 @@ from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Append, Change, Computed, Content, Piece, Span
+from ckptsurgeon.plans.edits import Append, Change, Computed, Content, Piece, Span
 
 
 @dataclass

@@ -31,7 +31,7 @@ from ckptsurgeon.formats.places.moments import ALL
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.schedules import saved
 from ckptsurgeon.formats.schedules.torch_schedulers import NOT_KNOWN, TorchSchedulers
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 
 @dataclass

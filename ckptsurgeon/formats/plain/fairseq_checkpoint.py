@@ -18,8 +18,8 @@ from ckptsurgeon.formats.plain import flat_parameters
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.plain.flat_parameters import Flat
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
-from ckptsurgeon.plan.promise import Caveat
+from ckptsurgeon.plans.edits import Key
+from ckptsurgeon.plans.promise import Caveat
 
 OPTIMIZER = "last_optimizer_state"
 FLAGS = {

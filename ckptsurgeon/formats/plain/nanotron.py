@@ -29,7 +29,7 @@ from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.plain.nanotron_parts import SHARD
 from ckptsurgeon.formats.step_folders import StepFolders, listed
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 LATEST = "latest.txt"
 METADATA = "checkpoint_metadata.json"

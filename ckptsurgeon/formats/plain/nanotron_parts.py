@@ -18,7 +18,7 @@ from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.fields.values import MOMENTS, Part, Place
 from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 SHARD = re.compile(
     r"optimizer_pp-(?P<pp>\d+)-of-\d+(?:_dp-(?P<dp>\d+)-of-\d+)?_tp-(?P<tp>\d+)-of-\d+"

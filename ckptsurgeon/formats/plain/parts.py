@@ -24,7 +24,7 @@ from ckptsurgeon.formats.fields.values import (
     Weight,
 )
 from ckptsurgeon.formats.places import optimizer_state
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 
 def named(state_dict: Mapping[Any, Any]) -> dict[Key, str]:

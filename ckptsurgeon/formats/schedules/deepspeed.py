@@ -16,7 +16,7 @@ from ckptsurgeon.formats.fields.understood import refuse_rates
 from ckptsurgeon.formats.fields.values import Decay, Setting
 from ckptsurgeon.formats.schedules.check import refuse_early_decay
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.promise import Caveat
+from ckptsurgeon.plans.promise import Caveat
 
 KEY = "last_batch_iteration"
 WARMUPS = ("WarmupLR", "WarmupDecayLR")

@@ -16,7 +16,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.fields.values import Decay
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING, refuse_low_peak
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 NAME = "CosineAnnealing"
 KEYS = frozenset({"max_steps", "warmup_steps", "constant_steps", "decay_steps", "min_lr"})

@@ -11,7 +11,7 @@ from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.fields.values import Located, Place, Setting
 from ckptsurgeon.formats.schedules import annealing, nemo, torch
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING
-from ckptsurgeon.plan.promise import Caveat
+from ckptsurgeon.plans.promise import Caveat
 
 UNSEEN = Caveat(
     "initial_lr in the param groups says that a scheduler makes the rate, and its state is not "

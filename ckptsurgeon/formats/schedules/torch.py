@@ -26,8 +26,8 @@ from ckptsurgeon.formats.schedules.check import (
     refuse_odd,
 )
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
-from ckptsurgeon.plan.promise import Caveat
+from ckptsurgeon.plans.edits import Key
+from ckptsurgeon.plans.promise import Caveat
 
 COMMON = frozenset(
     {

@@ -22,7 +22,7 @@ from ckptsurgeon.formats.schedules.torch import (
     settings_of,
     warnings_of,
 )
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 DECAYS = {
     "LinearLR": "linear", "PolynomialLR": "linear", "CosineAnnealingLR": "cosine",

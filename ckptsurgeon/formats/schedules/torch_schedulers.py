@@ -13,7 +13,7 @@ from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.fields.values import Decay, Located, Place, Setting
 from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
 from ckptsurgeon.formats.schedules.check import refuse_several
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 UNKNOWN = "an unknown schedule"
 NOT_KNOWN: tuple[str, float | None] = (UNKNOWN, None)

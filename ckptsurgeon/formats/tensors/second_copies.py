@@ -20,7 +20,7 @@ from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.constants import PICKLED, SAFE, TORCH
 from ckptsurgeon.formats.fields.values import COUNTING, Located, Part
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 TRAINED = "current_model_state"
 """Under this key Lightning's WeightAveraging keeps what is trained; `state_dict` is the average."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ckptsurgeon.hints import Hint
 from ckptsurgeon.logs.printed.stated import Number, Stated
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.promise import Promise
 
 UPDATES = 2
 """Statements about so many different updates are heard."""

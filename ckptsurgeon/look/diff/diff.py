@@ -17,8 +17,8 @@ from ckptsurgeon.look.diff.files import Difference, compare
 from ckptsurgeon.look.diff.sides import Side
 from ckptsurgeon.look.diff.tensors import Tensors
 from ckptsurgeon.look.diff.versions import Version
-from ckptsurgeon.plan.edits import ABSENT, AnyChange, Aside, Change, Rewrite
-from ckptsurgeon.plan.edits import Content as NewBytes
+from ckptsurgeon.plans.edits import ABSENT, AnyChange, Aside, Change, Rewrite
+from ckptsurgeon.plans.edits import Content as NewBytes
 from ckptsurgeon.progress import Progress
 
 SMALL = 1 << 20

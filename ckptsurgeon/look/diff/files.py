@@ -8,8 +8,8 @@ from typing import Any
 
 from ckptsurgeon.look.diff.leaves import same
 from ckptsurgeon.look.diff.versions import Content, Held, Version
-from ckptsurgeon.plan.edits import ABSENT, AnyChange, Aside, Change, Key, Rewrite
-from ckptsurgeon.plan.edits import Content as NewBytes
+from ckptsurgeon.plans.edits import ABSENT, AnyChange, Aside, Change, Key, Rewrite
+from ckptsurgeon.plans.edits import Content as NewBytes
 
 
 @dataclass

@@ -18,7 +18,7 @@ from ckptsurgeon.formats.tensors.strips import contiguous, strips
 from ckptsurgeon.look.diff.files import shown
 from ckptsurgeon.look.diff.leaves import Leaves, same
 from ckptsurgeon.look.diff.versions import TREES, Version
-from ckptsurgeon.plan.edits import ABSENT, AnyChange, Change, Key
+from ckptsurgeon.plans.edits import ABSENT, AnyChange, Change, Key
 
 FIELDS = ("tokens", "gigaflos", "batch_size", "rampup", "peak_lr", "scheduler")
 """Of a state, besides its promise and its schedule."""

@@ -11,7 +11,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.pickles.tree import Object, Tensor
 from ckptsurgeon.hints import command
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 MOST = 2_000_000
 """Leaves of one file. A pickle can name one list in many places."""

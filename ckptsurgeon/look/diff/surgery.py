@@ -15,7 +15,7 @@ from ckptsurgeon.look.diff.diff import Diff, logs, texts
 from ckptsurgeon.look.diff.files import compare
 from ckptsurgeon.look.diff.tensors import Tensors
 from ckptsurgeon.look.diff.versions import TREES, Version
-from ckptsurgeon.plan.edits import (
+from ckptsurgeon.plans.edits import (
     AnyChange,
     Aside,
     Change,
@@ -25,8 +25,8 @@ from ckptsurgeon.plan.edits import (
     Rewrite,
     Truncate,
 )
-from ckptsurgeon.plan.edits import Content as NewBytes
-from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plans.edits import Content as NewBytes
+from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.home import EVENTS, in_attic

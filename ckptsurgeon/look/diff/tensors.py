@@ -17,7 +17,7 @@ from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Weight
 from ckptsurgeon.formats.tensors.strips import contiguous
 from ckptsurgeon.look.diff.files import Difference, Twin
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.progress import Progress
 
 PART = 1 << 18

@@ -14,7 +14,7 @@ from ckptsurgeon.files.dcp import METADATA, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.fields.constants import PICKLED, TORCH
 from ckptsurgeon.look.diff.leaves import Leaves, leaves
-from ckptsurgeon.plan.edits import Key
+from ckptsurgeon.plans.edits import Key
 
 TREES = (*TORCH, PICKLED)
 """How the names of files end in which there is a tree."""

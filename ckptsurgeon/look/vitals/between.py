@@ -21,8 +21,8 @@ from ckptsurgeon.look.vitals.bound import FLOOR
 from ckptsurgeon.look.vitals.facts import named
 from ckptsurgeon.look.vitals.jobs import Planner, Range, Source, strips_of
 from ckptsurgeon.look.vitals.reader import BLOCK, Reader
-from ckptsurgeon.plan.edits import Change
-from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plans.edits import Change
+from ckptsurgeon.plans.plan import Receipt
 
 LOST = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """What rounding takes of a mean that is kept in 16 bits, at most, at every update."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckptsurgeon.formats import Adam
-from ckptsurgeon.plan.edits import Change
-from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plans.edits import Change
+from ckptsurgeon.plans.plan import Receipt
 
 TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 1.0, "float16": 1.0}
 """By how much rounding may lift the ratio, as a share of the bound. A mean that is kept in 16 bits

@@ -15,8 +15,8 @@ from ckptsurgeon.look.vitals import bound
 from ckptsurgeon.look.vitals.jobs import Job, Range, Source, jobs
 from ckptsurgeon.look.vitals.reading import Reading
 from ckptsurgeon.look.vitals.scan import scan
-from ckptsurgeon.plan.edits import Change
-from ckptsurgeon.plan.plan import Receipt
+from ckptsurgeon.plans.edits import Change
+from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
 
 SHOWN = 3

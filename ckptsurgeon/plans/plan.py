@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptsurgeon.plan.edits import AnyChange, Edit, Inverse
-from ckptsurgeon.plan.promise import Promise
+from ckptsurgeon.plans.edits import AnyChange, Edit, Inverse
+from ckptsurgeon.plans.promise import Promise
 
 
 @dataclass(frozen=True)

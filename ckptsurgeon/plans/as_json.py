@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from ckptsurgeon.plan.edits import (
+from ckptsurgeon.plans.edits import (
     Append,
     Aside,
     Change,
@@ -31,9 +31,9 @@ from ckptsurgeon.plan.edits import (
     Tail,
     Truncate,
 )
-from ckptsurgeon.plan.plan import Fingerprint, Plan, Receipt
-from ckptsurgeon.plan.promise import Promise
-from ckptsurgeon.plan.record_types import made
+from ckptsurgeon.plans.plan import Fingerprint, Plan, Receipt
+from ckptsurgeon.plans.promise import Promise
+from ckptsurgeon.plans.record_types import made
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind

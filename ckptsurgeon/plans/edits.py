@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ckptsurgeon.plan.spans import rows
+from ckptsurgeon.plans.spans import rows
 
 
 def relative(path: Path, root: Path) -> str:
