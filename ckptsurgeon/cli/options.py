@@ -31,7 +31,7 @@ AllowGlobal = Annotated[
 ]
 
 
-NUMBER = re.compile(r"[+-]?[0-9]+")
+NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 OPENED: ContextVar[str | None] = ContextVar("OPENED", default=None)
 """The path of the run that this command has opened."""
 

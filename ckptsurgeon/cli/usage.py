@@ -88,9 +88,10 @@ def from_click(error: Any, words: Sequence[str]) -> UsageError:
     elif what.startswith("Got unexpected extra argument"):
         extra = what.partition(" (")[2].rstrip(")")
         what = f"`{path}` takes no argument {extra}"
-        if list(words).count(extra) == 1 and Path(extra).is_dir():
-            at = list(words).index(extra)
-            next = shell(["ckptsurgeon", *words[:at], "-C", extra, *words[at + 1 :]])
+        with contextlib.suppress(OSError):  # a word that is too long for a name
+            if list(words).count(extra) == 1 and Path(extra).is_dir():
+                at = list(words).index(extra)
+                next = shell(["ckptsurgeon", *words[:at], "-C", extra, *words[at + 1 :]])
     elif "should be a valid integer" in what:
         parameter = error.param
         argument = parameter.param_type_name == "argument"

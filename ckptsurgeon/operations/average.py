@@ -91,9 +91,10 @@ class Average(Section):
     def _numbers(self, key: str, texts: Sequence[str], kind: type) -> list[float]:
         try:
             numbers = [kind(text) for text in texts]
-        except ValueError:
-            numbers = [math.nan]
-        if not all(map(math.isfinite, numbers)):
+            finite = all(map(math.isfinite, numbers))
+        except (ValueError, OverflowError):
+            finite = False
+        if not finite:
             raise UsageError(f"`average.{key}` is {list(texts)}", next=f"{key}: [20, 40]")
         return numbers
 

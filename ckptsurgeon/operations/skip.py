@@ -124,7 +124,7 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
     """`["6900-7010", "7100"]` as inclusive iteration ranges."""
     out = []
     for text in texts:
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
+        match = re.fullmatch(r"\s*(\d{1,99})\s*(?:-\s*(\d{1,99})\s*)?", text)
         if match is None:
             raise UsageError(f"skip range {text!r} is not A-B", next="for example: 6900-7010")
         first, last = int(match[1]), int(match[2] or match[1])

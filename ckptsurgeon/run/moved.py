@@ -42,7 +42,10 @@ def nearest(named: Path) -> Path:
         kept = kept_by(named.resolve())
         if kept is not None:
             return _root(kept[0]) or kept[0]
-    while not named.is_dir() and named != named.parent:
+    while named != named.parent:
+        with contextlib.suppress(OSError):  # a name that is too long for any folder
+            if named.is_dir():
+                break
         named = named.parent
     return named
 
