@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from ckptsurgeon.surgery.undo import plan_redo, plan_undo
 
 _HOMES = {
-    "Change": "plans.edits", "Aside": "plans.edits", "Rewrite": "plans.edits", "Relink": "plans.edits",
+    "Change": "plans.edits", "Aside": "plans.edits", "Rewrite": "plans.edits",
+    "Relink": "plans.edits",
     "Plan": "plans.plan", "Promise": "plans.promise", "Receipt": "plans.plan",
     "Recipe": "operations.section", "from_data": "recipe.file", "load": "recipe.file",
     "Average": "operations.average", "ClipMoments": "operations.clip_moments",
