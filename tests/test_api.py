@@ -50,6 +50,18 @@ def test_every_public_name_is_there() -> None:
     assert [name for name in ckptsurgeon.__all__ if not hasattr(ckptsurgeon, name)] == []
 
 
+def test_no_public_name_is_that_of_a_module() -> None:
+    """An import of the module would put it in the place of the function."""
+    package = Path(ckptsurgeon.__file__).parent
+    modules = {path.stem for path in package.glob("*.py")} | {
+        path.parent.name for path in package.glob("*/__init__.py")
+    }
+    own = {
+        name for name in ckptsurgeon.__all__ if getattr(ckptsurgeon, name).__class__ is not type(re)
+    }
+    assert own & modules == set()
+
+
 def test_every_section_of_a_recipe_is_public() -> None:
     assert [kind.__name__ for kind in kinds() if kind.__name__ not in ckptsurgeon.__all__] == []
 

@@ -18,14 +18,14 @@ def test_every_state_of_every_cut() -> None:
 
 def test_cut_during_the_recovery_from_a_kill() -> None:
     found = reports(
-        (ROLLBACK, cuts_in_recovery, "strict", 16),
-        (SET_LR, cuts_in_recovery, "strict", 16),
-        (UNDO, cuts_in_recovery, "strict", 8),
-        (UNDO_SET, cuts_in_recovery, "strict", 8),
-        (ROLLBACK, cuts_in_recovery, "ext4", 16),
-        (UNDO, cuts_in_recovery, "ext4", 8),
+        (ROLLBACK, cuts_in_recovery, "strict", 32),
+        (SET_LR, cuts_in_recovery, "strict", 32),
+        (UNDO, cuts_in_recovery, "strict", 16),
+        (UNDO_SET, cuts_in_recovery, "strict", 16),
+        (ROLLBACK, cuts_in_recovery, "ext4", 32),
+        (UNDO, cuts_in_recovery, "ext4", 16),
     )
-    sound(found, 3600)
+    sound(found, 1800)
 
 
 @pytest.mark.slow
@@ -40,8 +40,8 @@ def test_real_cuts(kind: str) -> None:
     if reason is not None:
         pytest.skip(reason)
     # One after the other: the kernel's own threads share the two cores.
-    found = [*reports((ROLLBACK, real_cuts, kind, 2)), *reports((UNDO, real_cuts, kind, 2))]
-    sound(found, 100)
+    found = [*reports((ROLLBACK, real_cuts, kind, 4)), *reports((UNDO, real_cuts, kind, 4))]
+    sound(found, 50)
     assert all(0 in report.codes for report in found)
 
 
