@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from ckptsurgeon.cli.commands import commands, exit_codes
 from ckptsurgeon.cli.usage import from_click, from_system
-from ckptsurgeon.cli.values import taking_plain
+from ckptsurgeon.cli.values import NoSuchCommand, taking_plain
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import TYPED, Typed
 from ckptsurgeon.terminal import checked
@@ -33,6 +33,14 @@ class Surgeon(TyperGroup):
 
         row = commands().get(cmd_name)
         return None if row is None else build(row)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that `args` begin with. Raises NoSuchCommand for another word; one that looks
+        like an option is Click's to refuse."""
+        name = str(args[0])
+        if name in commands() or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        raise NoSuchCommand(ctx, name, list(commands()))
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options before the command."""
@@ -73,7 +81,7 @@ class Surgeon(TyperGroup):
             from ckptsurgeon.cli.typed import follow_refused
 
             follow_refused(getattr(error, "ctx", None), words)
-            sys.exit(_fail(from_click(error, words), words))
+            sys.exit(_fail(from_click(error, words, commands()), words))
         finally:
             TYPED.reset(typed)
             OPENED.reset(opened)

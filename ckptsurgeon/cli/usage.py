@@ -6,10 +6,11 @@ import contextlib
 import difflib
 import errno
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from ckptsurgeon.cli.values import NoSuchCommand, Refused, Unexpected
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import Hint, command, shell
 
@@ -63,53 +64,70 @@ def from_system(error: OSError) -> SurgeryError:
     return SurgeryError(what, untouched="nothing was committed", next=remedy)
 
 
-def from_click(error: Any, words: Sequence[str]) -> UsageError:
-    """The error for `words` that Click refused with `error`."""
-    what = error.format_message().rstrip(".")
+def from_click(error: Any, words: Sequence[str], known: Collection[str]) -> UsageError:
+    """The error for `words` that Click, or one of our own checks, refused with `error`; `known` are
+    the names of all commands."""
     context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "ckptsurgeon"
-    next: Hint = shell([*path.split(), "--help"])
-    if what.startswith("No such "):
-        next = _meant(error, words) or next
-        what = re.sub(r" \(Possible options.*|\. Did you mean.*", "", what)
-    negative = [word for word in words if NEGATIVE.fullmatch(word)]
-    if what.startswith("No such option") and negative:
-        what = f"{negative[0]} is negative, and `{path}` takes no negative number"
-        if path.endswith(" set-lr"):
-            what = f"{negative[0]}: the learning rate can't be negative"
-            next = "give a rate of at least 0, or a factor of the present one: 3e-5, 0.5x"
-    elif what.startswith("Got unexpected extra argument") and "--set" in words:
-        pairs = [word for word in words if PAIR.fullmatch(word)]
+    typed = next((word for word in words if word in known), "")
+    path = context.command_path if context is not None else f"ckptsurgeon {typed}".rstrip()
+    help = shell([*path.split(), "--help"])
+    if isinstance(error, Refused):
+        return UsageError(error.message, next=help)
+    if isinstance(error, Unexpected):
+        return _unexpected(error.words, words, path, help)
+    if isinstance(error, NoSuchCommand):
+        options = context.command.params if context is not None else ()
+        near = _meant(error.name, error.known, options, words)
+        return UsageError(f"no such command {error.name!r}", next=near or help)
+    if hasattr(error, "possibilities"):  # Click's NoSuchOption, which is public in no package
+        return _no_option(error, words, path, help)
+    what = error.format_message().rstrip(".")
+    return UsageError(what[:1].lower() + what[1:], next=help)
+
+
+def _unexpected(extra: Sequence[str], words: Sequence[str], path: str, help: Hint) -> UsageError:
+    """What to say of words that the command at `path` does not take."""
+    pairs = [word for word in words if PAIR.fullmatch(word)]
+    if "--set" in words:
         loose = [w for w, before in zip(words[1:], words, strict=False)
                  if w in pairs and before != "--set"]  # fmt: skip
         typed = [part for word in words for part in (("--set",) if word in loose else ()) + (word,)]
-        what = f"{' '.join(loose)}: each KEY=VALUE takes a --set of its own" if loose else what
-        next = shell(["ckptsurgeon", *typed]) if loose else next
-    elif what.startswith("Got unexpected extra argument"):
-        extra = what.partition(" (")[2].rstrip(")")
-        what = f"`{path}` takes no argument {extra}"
-        with contextlib.suppress(OSError):  # a word that is too long for a name
-            if list(words).count(extra) == 1 and Path(extra).is_dir():
-                at = list(words).index(extra)
-                next = shell(["ckptsurgeon", *words[:at], "-C", extra, *words[at + 1 :]])
-    elif "should be a valid integer" in what:
-        parameter = error.param
-        argument = parameter.param_type_name == "argument"
-        what = f"'{parameter.metavar if argument else parameter.opts[0]}' must be a whole number"
-    elif "Input should be" in what:
-        _, _, limit = what.partition("Input should be ")
-        what = f"'{error.param.opts[0]}' must be {limit}"
-    return UsageError(what[:1].lower() + what[1:], next=next)
+        if loose:
+            return UsageError(
+                f"{' '.join(loose)}: each KEY=VALUE takes a --set of its own",
+                next=shell(["ckptsurgeon", *typed]),
+            )
+    what, folder = " ".join(extra), extra[0]
+    with contextlib.suppress(OSError):  # a word that is too long for a name
+        if len(extra) == 1 and list(words).count(folder) == 1 and Path(folder).is_dir():
+            at = list(words).index(folder)
+            help = shell(["ckptsurgeon", *words[:at], "-C", folder, *words[at + 1 :]])
+    return UsageError(f"`{path}` takes no argument {what}", next=help)
 
 
-def _meant(error: Any, words: Sequence[str]) -> Hint | None:
+def _no_option(error: Any, words: Sequence[str], path: str, help: Hint) -> UsageError:
+    """What to say of an option that the command at `path` has not, or of a negative number."""
+    negative = next((word for word in words if NEGATIVE.fullmatch(word)), None)
+    if negative is not None and path.endswith(" set-lr"):
+        return UsageError(
+            f"{negative}: the learning rate can't be negative",
+            next="give a rate of at least 0, or a factor of the present one: 3e-5, 0.5x",
+        )
+    if negative is not None:
+        return UsageError(
+            f"{negative} is negative, and `{path}` takes no negative number", next=help
+        )
+    options = error.ctx.command.params
+    near = _meant(error.option_name, error.possibilities or (), options, words)
+    return UsageError(f"no such option: {error.option_name}", next=near or help)
+
+
+def _meant(
+    unknown: str, known: Sequence[str], options: Sequence[Any], words: Sequence[str]
+) -> Hint | None:
     """The command that was typed, with the command or the option that is nearest to an unknown one;
     nothing where none is near. An option's value counts as its name: --step is meant as --to STEP.
     """
-    what, _, listed = error.format_message().partition("Did you mean")
-    unknown = getattr(error, "option_name", what.partition("'")[2].partition("'")[0])
-    known = getattr(error, "possibilities", None) or re.findall(r"'([\w-]+)'", listed)
-    options = getattr(getattr(error.ctx, "command", None), "params", ())
     near = [
         option.opts[0]
         for option in options

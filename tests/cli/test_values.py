@@ -14,12 +14,13 @@ TEXTS = ["8", "08", "-1", "+8", "1_0", "1e3", "9" * 30, "٨", " 8 ", "x", "", "a
 
 
 def outcome(ctx: typer.Context, parameter: Any, value: Any, *, plain: bool) -> tuple[str, Any]:
-    """What a parameter makes of a value, by our way or by Typer's own."""
+    """What a parameter makes of a value, by our way or by Typer's own; errors have words of their
+    own."""
     function = parameter.process_value if plain else type(parameter).process_value
     try:
         given = function(ctx, value) if plain else function(parameter, ctx, value)
-    except Exception as error:
-        return "error", str(error)
+    except typer.BadParameter:
+        return "error", None
     empty = given in (None, (), [])  # Typer makes these one after the conversion
     return "value", None if empty else list(given) if isinstance(given, tuple) else given
 
