@@ -43,7 +43,7 @@ LONGEST = (
     "train/kernels/test_build.py",
     "formats/test_hint_walks.py",
     "launch/test_relaunch.py",
-    "look/test_word_bundled.py",
+    "look/test_comparison_bundled.py",
     "train/test_saves.py",
     "faults/test_computed_run.py",
     "faults/test_real_run.py",

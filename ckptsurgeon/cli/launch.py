@@ -193,7 +193,7 @@ def start(
 
     Its output is the answer; with --json it goes to stderr, and the answer is one document."""
     from ckptsurgeon.launch import relaunch, written
-    from ckptsurgeon.logs.printed.word import Word
+    from ckptsurgeon.logs.printed.comparison import Comparison
     from ckptsurgeon.look.expected import expected
 
     if argv is None:
@@ -207,9 +207,13 @@ def start(
     if common.dry_run:
         common.answer(lambda: shlex.join(argv), lambda: report.relaunch_json(argv, promise, None))
         return
-    word = None if run.settings.get("relaunch") is None else Word(expected(run, promise.step - 1))
+    comparison = (
+        None
+        if run.settings.get("relaunch") is None
+        else Comparison(expected(run, promise.step - 1))
+    )
     try:
-        status = relaunch.relaunch(run, promise, argv, check=check, out=out, word=word)
+        status = relaunch.relaunch(run, promise, argv, check=check, out=out, comparison=comparison)
     except KeyboardInterrupt:
         raise Cancelled(
             "the trainer was stopped by Ctrl-C",
@@ -219,6 +223,6 @@ def start(
     if check and not common.quiet:
         print(f"verified: the trainer matches the promise of step {promise.step}", file=sys.stderr)
     if common.as_json:
-        spoken = word if word is not None and word.lines else None
-        common.answer(str, lambda: report.relaunch_json(argv, promise, status, word=spoken))
+        spoken = comparison if comparison is not None and comparison.lines else None
+        common.answer(str, lambda: report.relaunch_json(argv, promise, status, comparison=spoken))
     raise typer.Exit(status)

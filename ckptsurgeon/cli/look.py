@@ -22,7 +22,7 @@ from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.operations.completion import saved_steps
 
 if TYPE_CHECKING:
-    from ckptsurgeon.look.glance import Glance
+    from ckptsurgeon.look.loss_tail import LossTail
     from ckptsurgeon.report.style import Row
     from ckptsurgeon.run.run import Run
 
@@ -48,23 +48,23 @@ def status(*, common: Common) -> None:
             problem.hints = (command("doctor", why="what is damaged, and the way back"),)
     common.answer(
         lambda: report.status(run, state, problem, common.style, *_loss(run, common)),
-        lambda: report.status_json(run, state, problem, _glance(run)),
+        lambda: report.status_json(run, state, problem, _loss_tail(run)),
     )
 
 
-def _glance(run: Run) -> Glance | None:
+def _loss_tail(run: Run) -> LossTail | None:
     """The end of the loss, without NumPy, which takes longer to load than all of `status`."""
-    from ckptsurgeon.look.glance import glance
+    from ckptsurgeon.look.loss_tail import loss_tail
 
     try:
-        return glance(run)
+        return loss_tail(run)
     except (SurgeryError, OSError):  # a log that can't be read is no reason to show no status
         return None
 
 
 def _loss(run: Run, common: Common) -> tuple[Sequence[Row], tuple[str, Hint] | None]:
     """The end of the loss, and what is wrong with it, on a terminal only: scripts read --json."""
-    if not sys.stdout.isatty() or (seen := _glance(run)) is None:
+    if not sys.stdout.isatty() or (seen := _loss_tail(run)) is None:
         return (), None
     from ckptsurgeon.report.sparkline import headline, sparkline, unremarkable
 
@@ -182,12 +182,12 @@ def verify(
     if step is not None:
         older = [other for other in run.steps() if other < step]
         remedy = command("verify", older[-1], why="the step before it") if older else ""
-    word = None if log is tb is None else listen(run, step, log=log, folder=tb)
+    comparison = None if log is tb is None else listen(run, step, log=log, folder=tb)
     common.answer(
-        lambda: report.verification(result, common.style, word, remedy=remedy),
-        lambda: report.verification_json(result, word),
+        lambda: report.verification(result, common.style, comparison, remedy=remedy),
+        lambda: report.verification_json(result, comparison),
     )
-    if result.findings or (word is not None and word.differs):
+    if result.findings or (comparison is not None and comparison.differs):
         raise typer.Exit(VerificationFailed.exit_code)
 
 

@@ -41,7 +41,7 @@ def picture(
     ckptsurgeon report -o run.html --x tokens
     """
     from ckptsurgeon.look.advise import advise
-    from ckptsurgeon.look.story import tell
+    from ckptsurgeon.look.timeline import timeline_of
     from ckptsurgeon.report.picture import FORMATS, draw, page
     from ckptsurgeon.report.picture.theme import DARK, LIGHT
 
@@ -53,15 +53,17 @@ def picture(
         )
     run = logs.run(common)
     read = logs.read(run)
-    story = tell(read, run, logs.rule)
+    timeline = timeline_of(read, run, logs.rule)
     if format == "html":
         if run is not None:  # with its steps read as closely as advise reads them
-            story = replace(story, advice=advise(read, run, rule=logs.rule))
-        proposals = [] if run is None else [proposal(run, item) for item in story.advice.remedies]
+            timeline = replace(timeline, advice=advise(read, run, rule=logs.rule))
+        proposals = (
+            [] if run is None else [proposal(run, item) for item in timeline.advice.remedies]
+        )
         first = next((item for item in proposals if item.recipe is not None), None)
-        made = page(story, x, proposals, first, plan_of("recipe.yaml", None, logs))
+        made = page(timeline, x, proposals, first, plan_of("recipe.yaml", None, logs))
     else:
-        made = draw(story, format, x, DARK if dark else LIGHT)
+        made = draw(timeline, format, x, DARK if dark else LIGHT)
     if not common.dry_run:
         new_file.write(output, made)
     common.report(

@@ -16,9 +16,9 @@ from typing import Any, TextIO
 from ckptsurgeon import hints
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files import plain_yaml
-from ckptsurgeon.launch.hearing import Hearing, way_back
+from ckptsurgeon.launch.live_comparison import LiveComparison, way_back
 from ckptsurgeon.launch.slurm import Job
-from ckptsurgeon.logs.printed.word import Word
+from ckptsurgeon.logs.printed.comparison import Comparison
 from ckptsurgeon.operations.relaunch import Relaunch
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.run.run import CONFIG, Run
@@ -139,7 +139,7 @@ def relaunch(
     *,
     check: bool,
     out: TextIO,
-    word: Word | None = None,
+    comparison: Comparison | None = None,
 ) -> int:
     """Run `argv`, pass its output on to `out`, and compare its first line with `promise`.
 
@@ -153,9 +153,9 @@ def relaunch(
     if bundled:
         argv = [*argv, "--exit-after-first-line" if check else "--confirm"]
     compared = False
-    hearing = None if bundled or word is None else Hearing(run, word)
+    live = None if bundled or comparison is None else LiveComparison(run, comparison)
     # Python keeps lines back where its output is a pipe: they would be heard when it is too late.
-    environment = None if hearing is None else {"PYTHONUNBUFFERED": "1", **os.environ}
+    environment = None if live is None else {"PYTHONUNBUFFERED": "1", **os.environ}
     with _started(run, argv, environment) as trainer:
         assert trainer.stdin is not None and trainer.stdout is not None
         try:
@@ -169,8 +169,8 @@ def relaunch(
                     if differing:
                         raise _broken(run, differing, bundled)
                     compared = True
-                elif hearing is not None:
-                    compared = hearing.hear(line)
+                elif live is not None:
+                    compared = live.feed(line)
                 if not compared:
                     continue
                 if bundled and not check:
@@ -185,8 +185,8 @@ def relaunch(
             with contextlib.suppress(OSError):
                 trainer.stdin.close()
         status = trainer.wait()
-    if not compared and hearing is not None:
-        compared = hearing.end()
+    if not compared and live is not None:
+        compared = live.end()
     if not compared and (bundled or check):
         raise SurgeryError(
             f"the trainer ended with status {status} before its first line",

@@ -25,7 +25,7 @@ from ckptsurgeon.logs.curves import Curves, Row, of_rows
 from ckptsurgeon.logs.printed.families import every
 from ckptsurgeon.logs.printed.pairs import counted, entry, pairs
 from ckptsurgeon.logs.printed.points import MAX_DOCUMENT
-from ckptsurgeon.logs.printed.stated import Stated
+from ckptsurgeon.logs.printed.stated import LoggedUpdate
 
 TIMES = ("wall_time", "timestamp", "_timestamp", "time", "created_at")
 """The column with the time of a row, in seconds since 1970."""
@@ -254,7 +254,7 @@ def _printed(
     speakers = [] if own or step is not None else every()
     rows: list[Row] = []
     records: list[Mapping[str, float]] = []
-    begun: Stated | None = None
+    begun: LoggedUpdate | None = None
     for line in lines:
         statement = next((s for item in speakers if (s := item.read(line)) is not None), None)
         if statement is None or _mute(statement):
@@ -295,13 +295,13 @@ def _counted(
     return _known(path, records, own, step), notes
 
 
-def _mute(statement: Stated) -> bool:
+def _mute(statement: LoggedUpdate) -> bool:
     """Whether a line has the form of a trainer, and its loss another one: of an older release."""
     alone = not statement.begins and not statement.continues
     return alone and statement.loss is None and statement.grad_norm is None
 
 
-def _said(statement: Stated) -> Iterator[Row]:
+def _said(statement: LoggedUpdate) -> Iterator[Row]:
     """A line counts where it names its update and a loss or a norm."""
     numbers = {SAID[name]: number.value for name in SAID
                if (number := getattr(statement, name)) is not None}  # fmt: skip

@@ -16,7 +16,7 @@ from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.schedules import deepspeed, rampup, torch, transformers
 from ckptsurgeon.formats.schedules.saved import SCALED
 from ckptsurgeon.hints import Hint, command
-from ckptsurgeon.logs.printed.word import Expected
+from ckptsurgeon.logs.printed.comparison import Expected
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.plans.promise import Promise

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs.printed import points
+from ckptsurgeon.logs.printed.comparison import Comparison, after
 from ckptsurgeon.logs.printed.families import families
-from ckptsurgeon.logs.printed.stated import Stated
-from ckptsurgeon.logs.printed.word import Word, after
+from ckptsurgeon.logs.printed.stated import LoggedUpdate
 from ckptsurgeon.look.expected import expected
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.transaction import receipts
@@ -16,7 +16,7 @@ from ckptsurgeon.transaction import receipts
 
 def listen(
     run: Run, step: int | None = None, *, log: Path | None = None, folder: Path | None = None
-) -> Word:
+) -> Comparison:
     """What the trainer says of its first updates after `step` in the file `log` and in the logs
     below `folder`, held against the promise of that step. Reads only.
 
@@ -26,8 +26,8 @@ def listen(
         step = _step(run)
     bundled = (run.root / CONFIG).is_file() and run.settings.get("relaunch") is None
     speakers = families(run.format.name, own=bundled)
-    word = Word(expected(run, step))
-    sources: list[list[Stated]] = []
+    comparison = Comparison(expected(run, step))
+    sources: list[list[LoggedUpdate]] = []
     if log is not None:
         sources.append(list(points.in_file(log, speakers)))
     if folder is not None:
@@ -37,11 +37,11 @@ def listen(
                 continue
             sources.append(list(points.in_folder(here, speakers)))
     for statements in sources:
-        part = Word(word.expected)
-        for statement in after(statements, word.expected):
-            part.hear(statement)
-        word.add(part)
-    if not word.lines:
+        part = Comparison(comparison.expected)
+        for statement in after(statements, comparison.expected):
+            part.feed(statement)
+        comparison.add(part)
+    if not comparison.lines:
         where = " and ".join(str(path) for path in (log, folder) if path is not None)
         names = ", ".join(speaker.name for speaker in speakers) or "no trainer that is known here"
         raise SurgeryError(
@@ -49,7 +49,7 @@ def listen(
             untouched="nothing was written",
             next="the file with the trainer's own output from its start on, stdout and stderr",
         )
-    return word
+    return comparison
 
 
 def _step(run: Run) -> int:

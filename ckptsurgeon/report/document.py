@@ -17,10 +17,10 @@ from ckptsurgeon.report.fields import SHOWN, places
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, State
-    from ckptsurgeon.logs.printed.word import Word
+    from ckptsurgeon.logs.printed.comparison import Comparison
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.finding import Finding
-    from ckptsurgeon.look.glance import Glance
+    from ckptsurgeon.look.loss_tail import LossTail
     from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
     from ckptsurgeon.transaction.journal import Recovery
@@ -130,7 +130,7 @@ def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def verification_json(result: Verification, word: Word | None = None) -> dict[str, Any]:
+def verification_json(result: Verification, comparison: Comparison | None = None) -> dict[str, Any]:
     """The document of `verify`."""
     return {
         "schema": SCHEMA,
@@ -146,21 +146,21 @@ def verification_json(result: Verification, word: Word | None = None) -> dict[st
         "against": result.against,
         "moments": plain(result.moments),
         "not_compared": list(result.not_compared),
-        "word": word_json(word),
+        "word": comparison_json(comparison),
     }
 
 
-def word_json(word: Word | None) -> dict[str, Any] | None:
+def comparison_json(comparison: Comparison | None) -> dict[str, Any] | None:
     """What the trainer said, compared with the promise; null when it was not read."""
-    if word is None:
+    if comparison is None:
         return None
     return {
-        "step": word.expected.promise.step,
-        "agrees": list(word.agrees),
-        "differs": list(word.differs),
-        "not_compared": list(word.not_compared),
-        "not_said": list(word.not_said),
-        "lines": list(word.lines),
+        "step": comparison.expected.promise.step,
+        "agrees": list(comparison.agrees),
+        "differs": list(comparison.differs),
+        "not_compared": list(comparison.not_compared),
+        "not_said": list(comparison.not_said),
+        "lines": list(comparison.lines),
     }
 
 
@@ -192,7 +192,7 @@ def _vitals(seen: Vitals) -> dict[str, Any]:
 
 
 def status_json(
-    run: Run, state: State | None, problem: SurgeryError | None, seen: Glance | None
+    run: Run, state: State | None, problem: SurgeryError | None, seen: LossTail | None
 ) -> dict[str, Any]:
     """The document of `status`."""
     return {
@@ -215,7 +215,7 @@ def status_json(
     }
 
 
-def _loss_json(seen: Glance) -> dict[str, Any]:
+def _loss_json(seen: LossTail) -> dict[str, Any]:
     """The last point of the loss, and what is wrong with its end."""
     from ckptsurgeon.report.sparkline import headline
 
@@ -276,7 +276,7 @@ def relaunch_json(
     promise: Promise,
     status: int | None,
     script: str | None = None,
-    word: Word | None = None,
+    comparison: Comparison | None = None,
 ) -> dict[str, Any]:
     """The document of `relaunch`; `status` is null when nothing was started."""
     return {
@@ -285,7 +285,7 @@ def relaunch_json(
         "promise": plain(promise),
         "status": status,
         "script": script,
-        "word": word_json(word),
+        "word": comparison_json(comparison),
     }
 
 

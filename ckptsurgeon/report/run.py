@@ -32,7 +32,7 @@ from ckptsurgeon.transaction.home import EVENTS
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, Place, State
-    from ckptsurgeon.logs.printed.word import Word
+    from ckptsurgeon.logs.printed.comparison import Comparison
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.finding import Finding
     from ckptsurgeon.look.vitals.vitals import Vitals
@@ -228,7 +228,7 @@ def _places(field: str, places: Sequence[Place], depth: int) -> list[Row]:
 
 
 def verification(
-    result: Verification, style: Style, word: Word | None = None, *, remedy: Hint = ""
+    result: Verification, style: Style, comparison: Comparison | None = None, *, remedy: Hint = ""
 ) -> str:
     """Sound, or every finding, of the step or of the run around it; the level it was read to, and
     what no CRC could prove. With `word` also what the trainer said. Findings end with the
@@ -252,7 +252,7 @@ def verification(
     unclear = {} if result.promise is None else result.promise.not_understood
     lines += [f"  {clean(text)}" for text in dict.fromkeys(unclear.values())]
     lines += [f"  not compared: {clean(text)}" for text in result.not_compared]
-    lines += [] if word is None else _word(word, style)
+    lines += [] if comparison is None else _comparison(comparison, style)
     return "\n".join(lines)
 
 
@@ -260,29 +260,29 @@ def _hidden(findings: int) -> list[str]:
     return [f"  and {findings - FINDINGS} more: --json has all"] if findings > FINDINGS else []
 
 
-def _word(word: Word, style: Style) -> list[str]:
+def _comparison(comparison: Comparison, style: Style) -> list[str]:
     """What the trainer said: first what it does not do, with the line and what helps."""
-    step = word.expected.promise.step
-    if word.differs:
+    step = comparison.expected.promise.step
+    if comparison.differs:
         lines = [
             f"{style.paint('mismatch:', RED)} the trainer differs from the promise of step {step}"
         ]
-    elif word.heard:
+    elif comparison.heard:
         lines = [
             f"{style.paint('verified:', GREEN)} the trainer matches the promise of step {step}"
         ]
     else:
         lines = [f"nothing that the trainer said could be compared with the promise of step {step}"]
-    lines += [f"  {clean(sentence)}" for sentence in word.differs]
+    lines += [f"  {clean(sentence)}" for sentence in comparison.differs]
     for title, items in (
-        ("agrees", word.agrees),
-        ("not compared", word.not_compared),
-        ("not said", word.not_said),
+        ("agrees", comparison.agrees),
+        ("not compared", comparison.not_compared),
+        ("not said", comparison.not_said),
     ):
         if items:
             lines.append(f"  {title}: {clean(', '.join(items))}")
-    if word.differs:
-        lines += [f"      next: {clean(text(hint))}" for hint in word.expected.remedy]
+    if comparison.differs:
+        lines += [f"      next: {clean(text(hint))}" for hint in comparison.expected.remedy]
     return lines
 
 

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from ckptsurgeon.hints import Hint, command, text
-from ckptsurgeon.look.clear import SHARE, broken, diverged, level, risen
-from ckptsurgeon.look.glance import Glance
+from ckptsurgeon.look.loss_tail import LossTail
+from ckptsurgeon.look.loss_verdict import SHARE, broken, diverged, level, risen
 from ckptsurgeon.report.style import Row
 
 WIDTH = 40
@@ -17,7 +17,7 @@ SAVED = "╵"
 NO_NUMBER = "×"
 
 
-def sparkline(seen: Glance, saved: Sequence[int], room: int = WIDTH) -> list[Row]:
+def sparkline(seen: LossTail, saved: Sequence[int], room: int = WIDTH) -> list[Row]:
     """Rows of `status`: the last tenth of the loss, or the last WIDTH points where these are more,
     in at most WIDTH columns, each the mean of its points (a column with a loss that is no number is
     a cross), and a tick under each saved step. The words stand below: beside it they would move the
@@ -54,14 +54,14 @@ def sparkline(seen: Glance, saved: Sequence[int], room: int = WIDTH) -> list[Row
     return [*rows, Row("loss", said)]
 
 
-def _last(seen: Glance, points: int) -> Glance:
+def _last(seen: LossTail, points: int) -> LossTail:
     """The last tenth of the steps so far, with `points` points or more where there are so many."""
     k = bisect_right(seen.steps, 0.9 * seen.steps[-1])
     k = max(0, min(k, len(seen.steps) - points))
-    return Glance(seen.steps[k:], seen.values[k:])
+    return LossTail(seen.steps[k:], seen.values[k:])
 
 
-def headline(seen: Glance) -> tuple[str, Hint] | None:
+def headline(seen: LossTail) -> tuple[str, Hint] | None:
     """What is wrong with the loss, and what to do next: it is no number, diverged, or ends on a
     rise that advise can tell from a spike. None where none of it is so."""
     back = command("advise", why="where to go back to, and what others did")
@@ -85,7 +85,7 @@ def headline(seen: Glance) -> tuple[str, Hint] | None:
     return None
 
 
-def _lost(seen: Glance) -> str:
+def _lost(seen: LossTail) -> str:
     """What the values are that are no number."""
     lost = [value for value in seen.values if not math.isfinite(value)]
     infinite = sum(map(math.isinf, lost))
@@ -96,7 +96,7 @@ def _value(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "Inf"
 
 
-def unremarkable(seen: Glance) -> Row:
+def unremarkable(seen: LossTail) -> Row:
     """What can be said of a loss without a headline. What its points leave open is never called
     healthy."""
     ends, points = level(seen), len(seen.values)

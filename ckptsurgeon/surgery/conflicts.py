@@ -26,7 +26,7 @@ from ckptsurgeon.plans.edits import (
 Path = tuple[Key, ...]
 
 
-class Word(NamedTuple):
+class Comparison(NamedTuple):
     """What the section `key` says of the elements [start, end) under a path; `whole` is whether it
     decides all that is there, and no number alone."""
 
@@ -40,14 +40,14 @@ class Word(NamedTuple):
 def refuse_two_words(by_section: Iterable[tuple[str, Sequence[AnyChange]]]) -> None:
     """Raise UsageError where two sections, each by its key, make something of the same elements of
     a tensor, of a value and of what holds it, or of the trainer's config."""
-    places: dict[str, dict[Path, list[Word]]] = {}
+    places: dict[str, dict[Path, list[Comparison]]] = {}
     configs: dict[str, str] = {}
     sections = [(key, changes) for key, changes in by_section if changes]
     for key, changes in sections if len(sections) > 1 else ():
         for change in changes:
             if isinstance(change, Change) and change.path:
                 start, end = change.elements or (0, math.inf)
-                word = Word(start, end, key, change.field, _is_whole(change.new))
+                word = Comparison(start, end, key, change.field, _is_whole(change.new))
                 within = places.setdefault(change.file, {})
                 for path in change.paths():
                     within.setdefault(path, []).append(word)
@@ -64,11 +64,11 @@ def refuse_two_words(by_section: Iterable[tuple[str, Sequence[AnyChange]]]) -> N
                         raise _both(word.key, words[0].key, word.field)
 
 
-def _refuse_overlap(words: Sequence[Word]) -> None:
+def _refuse_overlap(words: Sequence[Comparison]) -> None:
     keys = list(dict.fromkeys(word.key for word in words))  # in the order of the sections
     if len(keys) < 2:
         return
-    before: dict[str, Word] = {}
+    before: dict[str, Comparison] = {}
     for word in sorted(words):
         for other in before.values():
             apart = other.key == word.key or word.start >= other.end

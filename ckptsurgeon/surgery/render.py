@@ -129,12 +129,14 @@ def _shards(
     news = [rewrite(run, file, contents.pop(file), id, new=True) for file in made]
     replaces = [replaced(run, file, item, id) for file, item in contents.items()]
     if replaces and len(replaces) + len(renamed) > 1 and not appends:
-        first, last = loud(run, replaces, id)
+        first, last = make_unreadable(run, replaces, id)
         return [*news, *first, *renamed, last]
     return [*news, *replaces, *renamed, *appends]
 
 
-def loud(run: Run, replaces: Sequence[Replace], id: str) -> tuple[list[Replace], Replace]:
+def make_unreadable(
+    run: Run, replaces: Sequence[Replace], id: str
+) -> tuple[list[Replace], Replace]:
     """The same replacements, with the first file empty until the last one: what comes first, and
     that last one."""
     mark = f"{replaces[0].file}.empty"
@@ -148,7 +150,7 @@ def relinked(run: Run, links: Sequence[Relink], id: str) -> list[Replace]:
     news = [replaced(run, link.file, Link(link.new), id) for link in links]
     if len(news) < 2:
         return news
-    first, last = loud(run, news, id)
+    first, last = make_unreadable(run, news, id)
     return [*first, last]
 
 

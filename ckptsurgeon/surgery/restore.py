@@ -27,7 +27,7 @@ from ckptsurgeon.plans.edits import (
 )
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.surgery.render import loud, relinked, replaced, rewrite, touched
+from ckptsurgeon.surgery.render import make_unreadable, relinked, replaced, rewrite, touched
 from ckptsurgeon.transaction import assumptions, kept, receipts
 from ckptsurgeon.transaction.home import ATTIC, HOME
 from ckptsurgeon.transaction.inverse import kept_tails
@@ -159,7 +159,7 @@ def _replaced(
         news.append(replaced(run, edit.file, content, id))
     if not news:
         return [], []
-    first, last = loud(run, news, id)
+    first, last = make_unreadable(run, news, id)
     return first, [last]
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ckptsurgeon.logs.tensorboard import event_file, frame, scalars
-from ckptsurgeon.look import clear
-from ckptsurgeon.look.glance import glance
+from ckptsurgeon.look import loss_verdict
+from ckptsurgeon.look.loss_tail import loss_tail
 from ckptsurgeon.report.sparkline import headline
 from ckptsurgeon.run.run import Run
 from tests.cli.conftest import Surgeon, on_terminal
@@ -237,7 +237,7 @@ def test_status_loads_no_numpy_to_say_so(
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     code, shown = on_terminal("", "-C", diverged, "status")
     loaded = {line.rpartition("|")[2].strip() for line in shown.splitlines() if "|" in line}
-    assert code == 0 and "ckptsurgeon.look.clear" in loaded
+    assert code == 0 and "ckptsurgeon.look.loss_verdict" in loaded
     assert not {"numpy", "ckptsurgeon.look.vitals", "ckptsurgeon.logs.curves"} & loaded
 
 
@@ -248,12 +248,12 @@ def test_a_glance_reads_few_events_field_by_field(
     read = scalars._values
     monkeypatch.setattr(scalars, "_values", lambda event: (slowly.append(event), read(event))[1])
     run = Run.open(diverged)
-    seen = glance(run)
+    seen = loss_tail(run)
     assert seen is not None and seen.whole and len(seen.values) == 400
     assert len(slowly) == 1  # the others have its bytes but for time, step and value
     write_log(diverged / "tensorboard", spiked(20), first=290)  # training went back
-    seen = glance(run)
-    assert seen is not None and not seen.whole and clear.diverged(seen) is None
+    seen = loss_tail(run)
+    assert seen is not None and not seen.whole and loss_verdict.diverged(seen) is None
 
 
 def test_a_nan_that_the_trainer_logs_as_0_is_one_at_a_glance(tmp_path: Path) -> None:
@@ -261,12 +261,12 @@ def test_a_nan_that_the_trainer_logs_as_0_is_one_at_a_glance(tmp_path: Path) -> 
     losses = [2.0] * 90 + [0.0] * 10
     make_run(tmp_path, (2, 4))
     write_log(tmp_path / "runs", losses, tag="train/loss")
-    seen = glance(Run.open(tmp_path))
+    seen = loss_tail(Run.open(tmp_path))
     assert seen is not None and list(seen.values) == losses
     norms = {"train/grad_norm": [1.0] * 90 + [math.nan] * 10}
     write_log(tmp_path / "runs", losses, tag="train/loss", more=norms)
-    seen = glance(Run.open(tmp_path))
-    assert seen is not None and clear.broken(seen) == 91
+    seen = loss_tail(Run.open(tmp_path))
+    assert seen is not None and loss_verdict.broken(seen) == 91
 
 
 @pytest.mark.parametrize("losses", [spiked(), spiked(at=1000), [2.0] * 190 + [math.nan] * 10])
@@ -285,9 +285,9 @@ def test_without_event_files_the_history_of_the_trainer_says_the_same(
     run_time = {"step": len(losses), "train_loss": 3.0, "train_runtime": 1.0}
     document = {**json.loads(state.read_text()), "log_history": [*history, run_time]}
     state.write_text(json.dumps(document))
-    said = glance(Run.open(root))
+    said = loss_tail(Run.open(root))
     write_log(root / "runs", losses, tag="train/loss")
-    logged = glance(Run.open(root))
+    logged = loss_tail(Run.open(root))
     assert said is not None and logged is not None and said.whole and logged.whole
     assert said.steps == list(logged.steps)
     assert said.values == pytest.approx(logged.values, rel=1e-6, nan_ok=True)

@@ -89,9 +89,9 @@ def test_a_quiet_command_prints_the_document_it_was_asked_for(
     surgeon: Surgeon, trained: Trained
 ) -> None:
     root = trained()
-    loud = surgeon("status", "--json", "-C", root)
+    make_unreadable = surgeon("status", "--json", "-C", root)
     quiet = surgeon("status", "--json", "-q", "-C", root)
-    assert quiet.stdout == loud.stdout != ""
+    assert quiet.stdout == make_unreadable.stdout != ""
     assert surgeon("status", "-q", "-C", root).stdout == ""
     done = surgeon("set", "beta2=0.9", "--yes", "--json", "-q", "-C", root)
     assert json.loads(done.stdout)["verdict"] == "verified" and done.stderr == ""

@@ -13,8 +13,8 @@ import torch
 from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.look.advise.advice import judge
-from ckptsurgeon.look.glance import glance
 from ckptsurgeon.look.logged import own
+from ckptsurgeon.look.loss_tail import loss_tail
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.sparkline import headline
 from ckptsurgeon.surgery.export import export
@@ -240,7 +240,7 @@ def test_status_and_advise_read_what_its_csv_logger_wrote(tmp_path: Path) -> Non
     )  # fmt: skip
     trainer.fit(Module(), data, data)
     run = Run.open(Path(logger.log_dir) / "checkpoints")
-    seen, read = glance(run), own(run, {})
+    seen, read = loss_tail(run), own(run, {})
     assert seen is not None and list(seen.steps) == list(range(24)) == list(read.kept["loss"].steps)
     assert headline(seen) is not None and judge(read).verdict == "diverged"
     assert "NaN from step 16 on" in (headline(seen) or ("",))[0]

@@ -19,7 +19,7 @@ from ckptsurgeon.logs.printed import (
     transformers,
 )
 from ckptsurgeon.logs.printed.families import FAMILIES, Listener, families
-from ckptsurgeon.logs.printed.stated import Number, Stated, exact, rounded, significant
+from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number, exact, rounded, significant
 from train.log import Report, loss_line
 from train.progress import Progress
 
@@ -59,7 +59,7 @@ def test_a_number_agrees_with_what_rounds_to_it(
 # --- one line of each ----------------------------------------------------------------------------
 
 
-def told(said: Stated | None) -> dict[str, object]:
+def told(said: LoggedUpdate | None) -> dict[str, object]:
     """What is not None, numbers as they were printed."""
     assert said is not None
     plain = {k: v for k, v in vars(said).items() if v is not None and k not in ("family", "text")}
@@ -138,7 +138,7 @@ def test_olmo_core_says_its_rate_on_a_line_of_its_own() -> None:
         "    optim/LR (group 1)=9.50E-05\n",
         "2026-06-22\thost:0\tolmo_core.train:92\tINFO\t[step=6/100,epoch=1]\n",
     )
-    heard = [said for line in lines for said in listener.hear(line)]
+    heard = [said for line in lines for said in listener.feed(line)]
     assert [told(said) for said in [*heard, *listener.end()]] == [
         {"step": 5, "lr": "0.0004"},
         {"step": 6, "begins": True},

@@ -91,8 +91,8 @@ def test_the_server_shows_what_was_kept(load_fast: str, skew: int, tmp_path: Pat
         write(logs, job)
     changes, _ = cut.truncate(logs, tmp_path, marks(28, b.wall(28) + 2), keep_as="glitch")
     apply(changes, tmp_path)
-    story = "**rollback 40 → 28**: the loss went up"
-    apply([note.note(logs, tmp_path, 28, story, c.wall(35) + 99)], tmp_path)
+    timeline = "**rollback 40 → 28**: the loss went up"
+    apply([note.note(logs, tmp_path, 28, timeline, c.wall(35) + 99)], tmp_path)
     expected = {
         ".": scalars(truth((a, 15), (b, 28))),
         "glitch": scalars(all_points(logs / "glitch")),

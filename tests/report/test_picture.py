@@ -22,7 +22,7 @@ from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.logs.curves import Curve, Curves, of_rows
 from ckptsurgeon.look.logged import own
-from ckptsurgeon.look.story import Story, tell
+from ckptsurgeon.look.timeline import Timeline, timeline_of
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.picture import draw, page
 from ckptsurgeon.report.picture.arrows import MOST, label, rows
@@ -40,13 +40,13 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
-def story(trained: Trained) -> Story:
+def timeline(trained: Trained) -> Timeline:
     """Rolled back from 8 to 4, with a reason."""
     root = trained()
     run = Run.open(root)
     recipe = {"rollback": {"to": 4}, "why": "a spike & more <at> 7", "skip": ["7-8"]}
     surgery.apply(run, plan(run, from_data(recipe)))
-    return tell(own(run, {}), run)
+    return timeline_of(own(run, {}), run)
 
 
 # --- thinning ------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_words_stay_inside_and_off_each_other(size: tuple[float, float]) -> None
         (step, {"loss": math.nan}, math.nan) for step in range(1901, 2100)
     ]
     points[300][1]["loss"] = 1e4
-    told = tell(of_rows(points, Path("log")), None)
+    told = timeline_of(of_rows(points, Path("log")), None)
     left = tuple(replace(item, to=1000, receipt="0001", why="w" * 200) for item in told.left)
     saved = dict(zip(range(200, 1200, 200), MARKS, strict=True))
     sheet = _Sheet(replace(told, left=left, saved=saved, skips=((5, 90),)), "steps", LIGHT, size)
@@ -184,20 +184,20 @@ def test_words_stay_inside_and_off_each_other(size: tuple[float, float]) -> None
 # --- formats -------------------------------------------------------------------------------------
 
 
-def test_an_svg_is_one_and_the_same_each_time(story: Story) -> None:
-    drawn = draw(story, "svg")
+def test_an_svg_is_one_and_the_same_each_time(timeline: Timeline) -> None:
+    drawn = draw(timeline, "svg")
     assert ElementTree.fromstring(drawn).tag == f"{SVG}svg"
-    assert drawn == draw(story, "svg") and drawn != draw(story, "svg", theme=DARK)
+    assert drawn == draw(timeline, "svg") and drawn != draw(timeline, "svg", theme=DARK)
 
 
-def test_a_png_has_the_size_of_the_sheet(story: Story) -> None:
-    drawn = draw(story, "png")
+def test_a_png_has_the_size_of_the_sheet(timeline: Timeline) -> None:
+    drawn = draw(timeline, "png")
     assert drawn[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", drawn[16:24]) == tuple(round(DPI * inches) for inches in WIDE)
 
 
-def test_a_page_needs_nothing_but_itself(story: Story) -> None:
-    made = page(story).decode()
+def test_a_page_needs_nothing_but_itself(timeline: Timeline) -> None:
+    made = page(timeline).decode()
     assert made.count("<svg") == 4 and "<script" not in made
     loaded = re.findall(r"""(?:src|href)=["']([^"'#][^"']*)""", made)
     assert loaded == [] and "@import" not in made and "url(http" not in made
@@ -209,13 +209,13 @@ def test_a_page_needs_nothing_but_itself(story: Story) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_shows_the_page(story: Story, tmp_path: Path, scheme: str) -> None:
+def test_a_browser_shows_the_page(timeline: Timeline, tmp_path: Path, scheme: str) -> None:
     """Headless Chromium, where one is installed; the ground has the colour of the scheme."""
     names = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
     browser = next((path for name in names if (path := shutil.which(name))), None)
     if browser is None:
         pytest.skip("no Chromium is installed")
-    (tmp_path / "run.html").write_bytes(page(story))
+    (tmp_path / "run.html").write_bytes(page(timeline))
     shot = tmp_path / "shot.png"
     preferred = {"light": 1, "dark": 0}[scheme]
     subprocess.run(
@@ -237,13 +237,13 @@ def test_a_browser_shows_the_page(story: Story, tmp_path: Path, scheme: str) -> 
 
 
 @pytest.mark.parametrize("x", ["steps", "tokens", "samples", "time"])
-def test_every_axis_is_drawn(story: Story, x: str) -> None:
-    assert draw(story, "svg", x).startswith(b"<?xml")
+def test_every_axis_is_drawn(timeline: Timeline, x: str) -> None:
+    assert draw(timeline, "svg", x).startswith(b"<?xml")
 
 
-def test_the_foot_counts_what_was_discarded(story: Story) -> None:
+def test_the_foot_counts_what_was_discarded(timeline: Timeline) -> None:
     """32 tokens a sample, 8 samples a step: 4 steps were kept and 4 discarded."""
-    assert footer(story) == (
+    assert footer(timeline) == (
         "kept 1.024k tokens   ·   discarded 1.024k tokens, 50 % of what was trained"
     )
 
@@ -260,27 +260,27 @@ def test_one_point_and_a_run_of_nan_are_drawn() -> None:
     for values in ([1.0], [math.nan] * 5, [1.0, math.inf, 2.0], [0.0, 0.0]):
         steps = np.arange(1, len(values) + 1)
         curve = Curve(steps, np.array(values), np.full(len(values), math.nan))
-        told = tell(Curves({"loss": curve}, sources=(Path("log"),)), None)
+        told = timeline_of(Curves({"loss": curve}, sources=(Path("log"),)), None)
         assert draw(told, "png")[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize("text", ["x $x^{2$ y", r"$\frac$", "$$", "a_{b", r"\$5 and $6"])
 def test_a_name_and_a_reason_are_no_formula(text: str) -> None:
     points = [(step, {"loss": 1.0}, math.nan) for step in (1, 2, 3, 4, 3, 4, 5)]
-    told = tell(of_rows(points, Path("log")), None)
+    told = timeline_of(of_rows(points, Path("log")), None)
     left = tuple(replace(item, to=2, receipt="0001", why=text) for item in told.left)
     assert left
     assert draw(replace(told, name=text, left=left), "png")[:4] == b"\x89PNG"
 
 
-def test_without_a_loss_there_is_no_picture(story: Story) -> None:
+def test_without_a_loss_there_is_no_picture(timeline: Timeline) -> None:
     with pytest.raises(SurgeryError, match="nothing to draw"):
-        draw(replace(story, kept={}), "svg")
+        draw(replace(timeline, kept={}), "svg")
 
 
-def test_a_step_that_is_saved_beyond_the_log_is_inside_the_picture(story: Story) -> None:
+def test_a_step_that_is_saved_beyond_the_log_is_inside_the_picture(timeline: Timeline) -> None:
     """Lightning logs the update that made step 60 as 59."""
-    later = replace(story, saved={4: "sound", 9: "sound", 12: "in the attic"})
+    later = replace(timeline, saved={4: "sound", 9: "sound", 12: "in the attic"})
     assert headline(later).startswith("at step 9 ")
     sheet = _Sheet(later, "steps", LIGHT)
     axes = sheet.figure().axes[0]

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptsurgeon.logs.curves import Curves
-from ckptsurgeon.look import clear
+from ckptsurgeon.look import loss_verdict
 from ckptsurgeon.look.advise import DIVERGED, judge, rises
-from ckptsurgeon.look.glance import Glance
+from ckptsurgeon.look.loss_tail import LossTail
 from ckptsurgeon.report.sparkline import BARS, NO_NUMBER, SAVED, WIDTH, headline, sparkline
 from ckptsurgeon.report.style import Row, Style, table
 from tests.look.invented_curves import HELD_OUT, invented
 from tests.support.counted import calls
 
-SEEN = Glance(range(1, 401), [4 - step / 200 for step in range(1, 401)])
+SEEN = LossTail(range(1, 401), [4 - step / 200 for step in range(1, 401)])
 SAVES = range(5, 401, 5)
 OTHERS = [Row("weight decay", "0.1, 0", "one per param group"), Row("clip", "1")]
 
@@ -41,13 +41,13 @@ def test_notes_of_other_rows_stay_where_they_are(width: int) -> None:
     assert table([*OTHERS, *sparkline(SEEN, SAVES, width - 16)], Style(width))[:2] == alone
 
 
-def read(seed: int, points: int) -> tuple[Glance, bool]:
+def read(seed: int, points: int) -> tuple[LossTail, bool]:
     """The last points of an invented curve, and whether its loss left its course in these."""
     made = invented(seed)
     loss = made.branch["loss"]
-    seen = Glance(loss.steps[-points:].tolist(), loss.values[-points:].tolist())
+    seen = LossTail(loss.steps[-points:].tolist(), loss.values[-points:].tolist())
     before = sum(step < (made.event or 0) for step in seen.steps)
-    return seen, before >= 2 * clear.SPAN  # fewer points are no level to rise from
+    return seen, before >= 2 * loss_verdict.SPAN  # fewer points are no level to rise from
 
 
 @settings(max_examples=60, deadline=None)
@@ -78,11 +78,11 @@ def test_a_loss_that_is_no_number_is_always_named_with_its_step(
     for share, value in lost:
         values[min(points - 1, int(share * points))] = value
     steps = range(10, 10 * points + 1, 10)
-    said = headline(Glance(steps, values))
+    said = headline(LossTail(steps, values))
     assert said is not None and ("NaN" in said[0] or "Inf" in said[0])
     bad = [step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)]
     assert any(str(step) in said[0].split() for step in bad)
-    last = sparkline(Glance(steps, values), ())
+    last = sparkline(LossTail(steps, values), ())
     assert (NO_NUMBER in last[0].text) == any(step > 0.9 * steps[-1] or step in steps[-WIDTH:]
                                               for step in bad)  # fmt: skip
 
@@ -90,16 +90,16 @@ def test_a_loss_that_is_no_number_is_always_named_with_its_step(
 def test_the_last_tenth_alone_is_drawn() -> None:
     """A divergence at the end is not squeezed by the fall at the beginning."""
     fell = [2 + 9 / (1 + step / 20) for step in range(1, 2001)]
-    healthy = sparkline(Glance(range(1, 2001), fell), ())
+    healthy = sparkline(LossTail(range(1, 2001), fell), ())
     assert set(healthy[0].text) == {BARS[0]} and "steps 1801 to 2000" in healthy[1].text
     ill = fell[:-60] + [value * 1.5 for value in fell[-60:]]
-    line = sparkline(Glance(range(1, 2001), ill), ())[0].text
+    line = sparkline(LossTail(range(1, 2001), ill), ())[0].text
     assert line[:20] == BARS[0] * 20 and line[-10:] == BARS[-1] * 10
 
 
 def test_it_costs_as_much_a_point_in_a_long_log_as_in_a_short_one() -> None:
     def cost(points: int) -> int:
-        seen = Glance(range(1, points + 1), [2.0] * points, whole=True)
+        seen = LossTail(range(1, points + 1), [2.0] * points, whole=True)
         return calls(lambda: (headline(seen), sparkline(seen, range(1, points + 1, 10))))
 
     cost(50)
@@ -107,4 +107,8 @@ def test_it_costs_as_much_a_point_in_a_long_log_as_in_a_short_one() -> None:
 
 
 def test_what_matters_is_what_matters_to_advise() -> None:
-    assert (clear.SHARE, clear.LEARNT, clear.NOISES) == (rises.SHARE, rises.LEARNT, rises.NOISES)
+    assert (loss_verdict.SHARE, loss_verdict.LEARNT, loss_verdict.NOISES) == (
+        rises.SHARE,
+        rises.LEARNT,
+        rises.NOISES,
+    )

@@ -16,7 +16,7 @@ from typing import Any
 from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.files.archives import retype, rewrite
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
-from ckptsurgeon.files.archives.storage_edit import StorageEdit, Wish, blanks, storage_edits
+from ckptsurgeon.files.archives.storage_edit import StorageEdit, TensorEdit, blanks, storage_edits
 from ckptsurgeon.files.archives.zip_directory import Directory, Records
 from ckptsurgeon.files.archives.zip_tail import Columns, end_records, local_header, redirected
 from ckptsurgeon.files.collector import collector_paused
@@ -104,10 +104,10 @@ def _render(
 
 def _sorted(
     archive: Archive, file: str, changes: Sequence[Change]
-) -> tuple[dict[Steps, Value], list[Wish]]:
+) -> tuple[dict[Steps, Value], list[TensorEdit]]:
     """Changes of values of the pickle, and changes of tensors."""
     values: dict[Steps, Value] = {}
-    tensors: list[Wish] = []
+    tensors: list[TensorEdit] = []
     for change in changes:
         found = _found(archive.tree(), file, change)
         kinds = {*map(type, found)}
@@ -131,32 +131,34 @@ def _sorted(
 
 def _wishes(
     archive: Archive, file: str, change: Change, tensors: Sequence[Tensor]
-) -> Iterable[Wish]:
+) -> Iterable[TensorEdit]:
     new = change.new
     if new == ZEROS:
-        return [Wish(tensors, None, change.elements)]
+        return [TensorEdit(tensors, None, change.elements)]
     if isinstance(new, Elements):
         return [_of_bytes(file, change, new, tensor) for tensor in tensors]
     if isinstance(new, Computed):
         return [_computed(archive, file, change, new, tensor) for tensor in tensors]
     if isinstance(new, Fill) and all(ITEM_BYTES[tensor.dtype] == 1 for tensor in tensors):
-        return [Wish(tensors, bytes([new.byte]))]
+        return [TensorEdit(tensors, bytes([new.byte]))]
     if isinstance(new, (int, float)) and all(tensor.numel == 1 for tensor in tensors):
         alike: dict[str, list[Tensor]] = {}
         for tensor in tensors:
             alike.setdefault(tensor.dtype, []).append(tensor)
-        return [Wish(mine, archive.encode(dtype, new)) for dtype, mine in alike.items()]
+        return [TensorEdit(mine, archive.encode(dtype, new)) for dtype, mine in alike.items()]
     raise SurgeryError(f"{file}: the tensor {change.path!r} can't become {new!r}", next=DEFECT)
 
 
-def _of_bytes(file: str, change: Change, new: Elements, tensor: Tensor) -> Wish:
+def _of_bytes(file: str, change: Change, new: Elements, tensor: Tensor) -> TensorEdit:
     start, end = change.elements or (0, tensor.numel)
     if len(new.data) != (end - start) * ITEM_BYTES[tensor.dtype]:
         raise SurgeryError(f"{file}: {change.path!r} takes another number of bytes", next=DEFECT)
-    return Wish([tensor], new.data, change.elements)
+    return TensorEdit([tensor], new.data, change.elements)
 
 
-def _computed(archive: Archive, file: str, change: Change, new: Computed, tensor: Tensor) -> Wish:
+def _computed(
+    archive: Archive, file: str, change: Change, new: Computed, tensor: Tensor
+) -> TensorEdit:
     """What is computed is little-endian and in the order of the tensor's shape."""
     start, end = change.elements or (0, tensor.numel)
     size = (end - start) * ITEM_BYTES[new.dtype]
@@ -164,7 +166,7 @@ def _computed(archive: Archive, file: str, change: Change, new: Computed, tensor
         raise SurgeryError(
             f"{file}: {change.path!r} takes other numbers than were computed", next=DEFECT
         )
-    return Wish([tensor], new, (start, end))
+    return TensorEdit([tensor], new, (start, end))
 
 
 def _found(tree: Any, file: str, change: Change) -> list[Any]:

@@ -14,7 +14,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.compact import VERSION
 from ckptsurgeon.files.archives.rewrite import ENTRY_CRC, LOCAL_CRC
-from ckptsurgeon.files.archives.storage_edit import Wish, contiguous, one_by_one
+from ckptsurgeon.files.archives.storage_edit import TensorEdit, contiguous, one_by_one
 from ckptsurgeon.files.archives.zip_tail import Moved, directory_parts, end_records, local_header
 from ckptsurgeon.files.dtypes import ITEM_BYTES, STORAGES
 from ckptsurgeon.files.pickles import opcodes
@@ -29,10 +29,10 @@ CLASSES = {dtype: name for name, dtype in STORAGES.items() if name != "UntypedSt
 """dtype → the class that torch saves its storages under."""
 
 
-def changes_dtype(wish: Wish) -> bool:
+def changes_dtype(tensor_edit: TensorEdit) -> bool:
     """Whether a tensor is to hold numbers of another dtype than it does."""
-    new = wish.number
-    return isinstance(new, Computed) and any(t.dtype != new.dtype for t in wish.tensors)
+    new = tensor_edit.number
+    return isinstance(new, Computed) and any(t.dtype != new.dtype for t in tensor_edit.tensors)
 
 
 @dataclass
@@ -59,7 +59,7 @@ class _Storage:
             yield Hole(self.size - position)
 
 
-def render(archive: Archive, file: str, data: bytes, wishes: Sequence[Wish]) -> Content:
+def render(archive: Archive, file: str, data: bytes, tensor_edits: Sequence[TensorEdit]) -> Content:
     """The content of the file with `data` as its pickle, in which these tensors get new dtypes.
 
     Raises SurgeryError for a file of the legacy format, a tensor that is scattered over its
@@ -70,7 +70,7 @@ def render(archive: Archive, file: str, data: bytes, wishes: Sequence[Wish]) -> 
             f"{file} is of torch's legacy format, whose storages can't change their dtype",
             next="torch.save(torch.load(FILE), FILE)    writes it in today's format",
         )
-    storages = _storages(archive, file, wishes)
+    storages = _storages(archive, file, tensor_edits)
     start = archive.payload(PICKLE)
     scanned = scan(data, where=str(archive.path), base=start, whole=True)
     data = _retold(scanned, {key: CLASSES[item.dtype] for key, item in storages.items()})
@@ -110,9 +110,11 @@ def render(archive: Archive, file: str, data: bytes, wishes: Sequence[Wish]) -> 
     return Content((*pieces, wide + tail))
 
 
-def _storages(archive: Archive, file: str, wishes: Sequence[Wish]) -> dict[str, _Storage]:
+def _storages(
+    archive: Archive, file: str, tensor_edits: Sequence[TensorEdit]
+) -> dict[str, _Storage]:
     out: dict[str, _Storage] = {}
-    for tensor, number, elements in one_by_one(wishes):
+    for tensor, number, elements in one_by_one(tensor_edits):
         assert isinstance(number, Computed)
         new = out.setdefault(tensor.storage, _Storage(number.dtype, tensor.storage_numel))
         whole = elements in (None, (0, tensor.numel))
@@ -124,7 +126,7 @@ def _storages(archive: Archive, file: str, wishes: Sequence[Wish]) -> dict[str, 
                 "only a part of it would change its dtype",
                 next="save the checkpoint again with tensors that are contiguous",
             )
-    chosen = {id(tensor) for wish in wishes for tensor in wish.tensors}
+    chosen = {id(tensor) for tensor_edit in tensor_edits for tensor in tensor_edit.tensors}
     for path, tensor in tensors(archive.tree()):
         if tensor.storage in out and id(tensor) not in chosen and tensor.numel:
             raise SurgeryError(

@@ -60,7 +60,7 @@ class StorageEdit:
         return self.size - changed - sum(map(length, self.numbers.values()))
 
 
-class Wish(NamedTuple):
+class TensorEdit(NamedTuple):
     """Tensors whose every element becomes zero (None) or `number`, or which each become `number` as
     a whole if that is as long, or what is computed; maybe only the `elements` [start, end), in the
     order of the shape."""
@@ -70,13 +70,15 @@ class Wish(NamedTuple):
     elements: Range | None = None
 
 
-def blanks(tree: Any, wishes: Sequence[Wish]) -> tuple[dict[str, int], list[Wish]]:
+def blanks(
+    tree: Any, tensor_edits: Sequence[TensorEdit]
+) -> tuple[dict[str, int], list[TensorEdit]]:
     """The storages that become zeros as a whole and are one tensor's alone, with their bytes; and
     the other wishes, which `storage_edits` takes."""
     holders = Counter(map(attrgetter("storage"), all_tensors(tree)))
     blank: list[Tensor] = []
     rest: list[Tensor] = []
-    for mine, number, elements in wishes:
+    for mine, number, elements in tensor_edits:
         zero = number is None or (isinstance(number, bytes) and not any(number))
         for tensor in mine:
             alone = holders[tensor.storage] == 1 and tensor.whole
@@ -87,18 +89,19 @@ def blanks(tree: Any, wishes: Sequence[Wish]) -> tuple[dict[str, int], list[Wish
     for tensor in rest:  # also wished to be something else
         out.pop(tensor.storage, None)
     left = (
-        wish._replace(tensors=[t for t in wish.tensors if t.storage not in out]) for wish in wishes
+        tensor_edit._replace(tensors=[t for t in tensor_edit.tensors if t.storage not in out])
+        for tensor_edit in tensor_edits
     )
-    return out, [wish for wish in left if wish.tensors]
+    return out, [tensor_edit for tensor_edit in left if tensor_edit.tensors]
 
 
-def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
+def storage_edits(tree: Any, tensor_edits: Sequence[TensorEdit]) -> dict[str, StorageEdit]:
     """By storage key, what it takes that each wish comes true.
 
     Raises SurgeryError if a byte would also change that belongs to a tensor not in `wishes`, or if
     two wishes contradict each other."""
     out: dict[str, StorageEdit] = {}
-    for tensor, number, elements in one_by_one(wishes):
+    for tensor, number, elements in one_by_one(tensor_edits):
         size = tensor.storage_numel * ITEM_BYTES[tensor.dtype]
         edit = out.setdefault(tensor.storage, StorageEdit(size))
         spans = ranges(part(tensor, *elements) if elements else tensor)
@@ -125,7 +128,7 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
             )
     if not out:
         return out
-    known = {id(tensor) for wish in wishes for tensor in wish.tensors}
+    known = {id(tensor) for tensor_edit in tensor_edits for tensor in tensor_edit.tensors}
     for path, tensor in tensors(tree):
         if id(tensor) in known or (shared := out.get(tensor.storage)) is None:
             continue
@@ -138,10 +141,10 @@ def storage_edits(tree: Any, wishes: Sequence[Wish]) -> dict[str, StorageEdit]:
 
 
 def one_by_one(
-    wishes: Sequence[Wish],
+    tensor_edits: Sequence[TensorEdit],
 ) -> Iterator[tuple[Tensor, bytes | Computed | None, Range | None]]:
     """Each tensor with what it is to become."""
-    for mine, number, elements in wishes:
+    for mine, number, elements in tensor_edits:
         for tensor in mine:
             yield tensor, number, elements
 

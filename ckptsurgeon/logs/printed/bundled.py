@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckptsurgeon.logs.printed import megatron
-from ckptsurgeon.logs.printed.stated import Stated
+from ckptsurgeon.logs.printed.stated import LoggedUpdate
 
 NAME = "the bundled trainer"
 POINTS = {tag: "lr" if field == "next_lr" else field for tag, field in megatron.POINTS.items()}
 
 
-def read(line: str) -> Stated | None:
+def read(line: str) -> LoggedUpdate | None:
     """What an iteration line says; None for any other."""
     statement = megatron.read(line)
     return (

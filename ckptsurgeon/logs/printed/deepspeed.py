@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from ckptsurgeon.logs.printed.stated import Number, Stated, exact, quoted
+from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number, exact, quoted
 
 LINE = re.compile(
     r"\bstep=(?P<step>\d+), skipped=(?P<skipped>\d+), lr=\[(?P<lr>[^\]]*)\], mom=(?P<mom>.*)"
@@ -20,13 +20,13 @@ POINTS: dict[str, str] = {}
 """Its monitor logs over samples alone (`Train/Samples/lr`), which name no update."""
 
 
-def read(line: str) -> Stated | None:
+def read(line: str) -> LoggedUpdate | None:
     """What the line says of the first param group; None for any other line, and for step 0."""
     match = LINE.search(line)
     if match is None or match["step"] == "0":
         return None
     rates = NUMBER.findall(match["lr"])
-    return Stated(
+    return LoggedUpdate(
         NAME,
         quoted(line),
         step=int(match["step"]),

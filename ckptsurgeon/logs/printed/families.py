@@ -16,7 +16,7 @@ from ckptsurgeon.logs.printed import (
     torchtitan,
     transformers,
 )
-from ckptsurgeon.logs.printed.stated import Stated
+from ckptsurgeon.logs.printed.stated import LoggedUpdate
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Family:
     TensorBoard tag means, whose steps are `late` behind the update that they tell of."""
 
     name: str
-    read: Callable[[str], Stated | None]
+    read: Callable[[str], LoggedUpdate | None]
     points: Mapping[str, str]
     prefixes: Mapping[str, str] | None = None
     late: int = 0
@@ -72,9 +72,9 @@ class Listener:
 
     def __init__(self, speakers: Sequence[Family]) -> None:
         self._speakers = speakers
-        self._begun: Stated | None = None
+        self._begun: LoggedUpdate | None = None
 
-    def hear(self, line: str) -> list[Stated]:
+    def feed(self, line: str) -> list[LoggedUpdate]:
         """The statements that `line` completes: one that is spread over lines may wait for more,
         with lines between that say nothing here."""
         statement = next((s for item in self._speakers if (s := item.read(line)) is not None), None)
@@ -89,7 +89,7 @@ class Listener:
             return done
         return [*done, statement]
 
-    def end(self) -> list[Stated]:
+    def end(self) -> list[LoggedUpdate]:
         """The statement that no later line completed."""
         begun, self._begun = self._begun, None
         return [] if begun is None else [begun]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator
 
-from ckptsurgeon.logs.printed.stated import Stated, exact
+from ckptsurgeon.logs.printed.stated import LoggedUpdate, exact
 
 NAME = "Lightning"
 POINTS: dict[str, str] = {}
@@ -25,7 +25,7 @@ def is_metrics(header: str) -> bool:
     return "step" in columns and len(columns) > 1
 
 
-def rows(lines: Iterable[str]) -> Iterator[Stated]:
+def rows(lines: Iterable[str]) -> Iterator[LoggedUpdate]:
     """What each row says that has a rate; of several columns the first one."""
     for row in csv.DictReader(lines):
         rates = [name for name in row if isinstance(name, str) and name.startswith("lr-")]
@@ -35,6 +35,8 @@ def rows(lines: Iterable[str]) -> Iterator[Stated]:
         (name, rate), step = filled[0], row["step"]
         try:
             number = exact(rate)
-            yield Stated(NAME, f"step {step}: {name} {rate}", step=int(step) + LATE, lr=number)
+            yield LoggedUpdate(
+                NAME, f"step {step}: {name} {rate}", step=int(step) + LATE, lr=number
+            )
         except ValueError:
             continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from ckptsurgeon.logs.printed.stated import Number, Stated, quoted, rounded
+from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number, quoted, rounded
 
 ITERATION = re.compile(r"\biteration\s+(?P<step>\d+)/\s*\d+ \|")
 NUMBER = r"(?P<value>[-+0-9.Ee]+|nan|inf)"
@@ -34,13 +34,13 @@ POINTS = {
 """TensorBoard tag → what it says, of both; they are written in the same function."""
 
 
-def read(line: str) -> Stated | None:
+def read(line: str) -> LoggedUpdate | None:
     """What an iteration line says; None for any other."""
     head = ITERATION.search(line)
     if head is None:
         return None
     skipped = _number(SKIPPED, line)
-    return Stated(
+    return LoggedUpdate(
         NAME,
         quoted(line),
         step=int(head["step"]),

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import re
 
-from ckptsurgeon.logs.printed.stated import Number, Stated, quoted, significant
+from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number, quoted, significant
 
 LINE = re.compile(r"\| train(?:_inner)? \| (?P<json>\{.*\})\s*$")
 NAME = "metaseq"
 POINTS = {"lr": "next_lr", "loss_scale": "loss_scale"}
 
 
-def read(line: str) -> Stated | None:
+def read(line: str) -> LoggedUpdate | None:
     """What the statistics of an update say; None for any other line."""
     match = LINE.search(line)
     if match is None:
@@ -27,7 +27,7 @@ def read(line: str) -> Stated | None:
         step = int(stats["num_updates"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return Stated(
+    return LoggedUpdate(
         NAME,
         quoted(line),
         step=step,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from ckptsurgeon.logs.printed.stated import COLORS, Stated, quoted, significant
+from ckptsurgeon.logs.printed.stated import COLORS, LoggedUpdate, quoted, significant
 
 HEAD = re.compile(r"iteration: (?P<step>\d+) / \d+ \| ")
 RATE = re.compile(r"\| lr: (?P<lr>[-+0-9.e]+)(?= \||\s*$)")
@@ -19,7 +19,7 @@ NAME = "nanotron"
 POINTS: dict[str, str] = {}
 
 
-def read(line: str) -> Stated | None:
+def read(line: str) -> LoggedUpdate | None:
     """What an iteration line says; None for any other."""
     plain = COLORS.sub("", line)
     head, rate = HEAD.search(plain), RATE.search(plain)
@@ -27,7 +27,7 @@ def read(line: str) -> Stated | None:
         return None
     number = None if rate is None else significant(rate["lr"], 3)
     loss, norm = LOSS.search(plain), NORM.search(plain)
-    return Stated(
+    return LoggedUpdate(
         NAME,
         quoted(line),
         step=int(head["step"]),

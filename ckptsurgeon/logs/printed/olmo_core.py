@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from ckptsurgeon.logs.printed.stated import COLORS, Stated, quoted, rounded
+from ckptsurgeon.logs.printed.stated import COLORS, LoggedUpdate, quoted, rounded
 
 HEAD = re.compile(r"\[step=(?P<step>\d+)/[\d,?]+,epoch=\d+[^\]]*\]\s*$")
 RATE = re.compile(r"^\s+optim/LR \(group 0\)=(?P<lr>[-+0-9.,E]+)\s*$")
@@ -20,16 +20,16 @@ NAME = "OLMo-core"
 POINTS = {"optim/LR (group 0)": "lr"}
 
 
-def read(line: str) -> Stated | None:
+def read(line: str) -> LoggedUpdate | None:
     """The step, or the rate of the step named above it; None for any other line."""
     plain = COLORS.sub("", line).rstrip("\n")
     if head := HEAD.search(plain):
-        return Stated(NAME, quoted(line), step=int(head["step"]), begins=True)
+        return LoggedUpdate(NAME, quoted(line), step=int(head["step"]), begins=True)
     if rate := RATE.match(plain):
-        return Stated(NAME, quoted(line), lr=rounded(rate["lr"]), continues=True)
+        return LoggedUpdate(NAME, quoted(line), lr=rounded(rate["lr"]), continues=True)
     if metric := METRIC.match(plain):
         number = rounded(metric["value"])
         if metric["name"].startswith("train"):
-            return Stated(NAME, quoted(line), loss=number, continues=True)
-        return Stated(NAME, quoted(line), grad_norm=number, continues=True)
+            return LoggedUpdate(NAME, quoted(line), loss=number, continues=True)
+        return LoggedUpdate(NAME, quoted(line), grad_norm=number, continues=True)
     return None

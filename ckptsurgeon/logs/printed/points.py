@@ -13,7 +13,7 @@ from typing import Any
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.logs.printed import lightning, transformers
 from ckptsurgeon.logs.printed.families import Family, Listener
-from ckptsurgeon.logs.printed.stated import Stated, exact
+from ckptsurgeon.logs.printed.stated import LoggedUpdate, exact
 from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.logs.tensorboard.scalars import Point, scalars
 
@@ -22,7 +22,7 @@ MAX_DOCUMENT = 256 << 20
 """Bytes of a `trainer_state.json` that are read."""
 
 
-def in_file(path: Path, speakers: Sequence[Family]) -> Iterator[Stated]:
+def in_file(path: Path, speakers: Sequence[Family]) -> Iterator[LoggedUpdate]:
     """The statements in what a trainer printed, in a `metrics.csv` or a `trainer_state.json`."""
     try:
         with path.open(encoding="utf-8", errors="backslashreplace") as file:
@@ -34,7 +34,7 @@ def in_file(path: Path, speakers: Sequence[Family]) -> Iterator[Stated]:
             else:
                 listener = Listener(speakers)
                 for line in chain([first], file):
-                    yield from listener.hear(line)
+                    yield from listener.feed(line)
                 yield from listener.end()
     except OSError as error:
         raise UsageError(
@@ -42,7 +42,7 @@ def in_file(path: Path, speakers: Sequence[Family]) -> Iterator[Stated]:
         ) from None
 
 
-def _document(path: Path, text: str) -> Iterator[Stated]:
+def _document(path: Path, text: str) -> Iterator[LoggedUpdate]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -54,7 +54,7 @@ def _document(path: Path, text: str) -> Iterator[Stated]:
 
 def in_folder(
     folder: Path, speakers: Sequence[Family], since: float | None = None
-) -> Iterator[Stated]:
+) -> Iterator[LoggedUpdate]:
     """The statements in the event files and the `metrics.csv` directly in `folder`, file by file.
 
     With `since`, only in files written to at that time or later, and of their points only those
@@ -82,7 +82,9 @@ def _files(folder: Path) -> Iterator[Path]:
         yield folder / METRICS
 
 
-def _of_events(path: Path, speakers: Sequence[Family], since: float | None) -> Iterator[Stated]:
+def _of_events(
+    path: Path, speakers: Sequence[Family], since: float | None
+) -> Iterator[LoggedUpdate]:
     """One statement a step, in file order, of the family whose tags the file has."""
     for family in speakers:
         wanted = partial(_is_of, family)
@@ -92,16 +94,16 @@ def _of_events(path: Path, speakers: Sequence[Family], since: float | None) -> I
             return
 
 
-def _statements(path: Path, family: Family, points: Sequence[Point]) -> Iterator[Stated]:
+def _statements(path: Path, family: Family, points: Sequence[Point]) -> Iterator[LoggedUpdate]:
     """Points that follow one another at one step are one statement."""
-    open_: Stated | None = None
+    open_: LoggedUpdate | None = None
     for point in points:
         field, step = _field(family, point.tag), point.step + family.late
         assert field is not None
         if open_ is None or open_.step != step:
             if open_ is not None:
                 yield open_
-            open_ = Stated(family.name, f"{path.name}: step {point.step}:", step=step)
+            open_ = LoggedUpdate(family.name, f"{path.name}: step {point.step}:", step=step)
         if getattr(open_, field) is None:
             text = f"{open_.text} {point.tag} {point.value:.6g}"
             number: Any = {field: exact(point.value)}

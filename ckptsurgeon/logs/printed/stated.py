@@ -55,7 +55,7 @@ def exact(value: float | str) -> Number:
 
 
 @dataclass(frozen=True)
-class Stated:
+class LoggedUpdate:
     """What one line, or the logged points of one step, say; None is what they do not say.
 
     `step` is the number of the update that was just made: the promise of a checkpoint of step N is
@@ -84,13 +84,13 @@ class Stated:
     begins: bool = False
     continues: bool = False
 
-    def joined(self, other: Stated) -> Stated:
+    def joined(self, other: LoggedUpdate) -> LoggedUpdate:
         """This line with what `other`, which continues it, says too."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         for name, value in values.items():
             if value is None:
                 values[name] = getattr(other, name)
-        return Stated(**{**values, "text": f"{self.text} {other.text}", "begins": False})
+        return LoggedUpdate(**{**values, "text": f"{self.text} {other.text}", "begins": False})
 
 
 def quoted(line: str) -> str:

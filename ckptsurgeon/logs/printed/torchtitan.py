@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from ckptsurgeon.logs.printed.stated import COLORS, Stated, quoted, rounded
+from ckptsurgeon.logs.printed.stated import COLORS, LoggedUpdate, quoted, rounded
 
 LINE = re.compile(
     r"(?:^|- )step: +(?P<step>\d+)  loss: +(?P<loss>[-+.\deE]+|nan|inf)"
@@ -21,13 +21,13 @@ PREFIXES = {"lr/": "lr"}
 """Tags of several optimizers or groups begin so; the first one is compared."""
 
 
-def read(line: str) -> Stated | None:
+def read(line: str) -> LoggedUpdate | None:
     """The step that was made; None for any other line."""
     match = LINE.search(COLORS.sub("", line))
     if match is None:
         return None
     norm = match["norm"]
-    return Stated(
+    return LoggedUpdate(
         NAME,
         quoted(line),
         step=int(match["step"]),

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckptsurgeon.logs.printed.stated import Number, Stated, exact, quoted, significant
+from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number, exact, quoted, significant
 
 NAME = "the Hugging Face Trainer"
 POINTS = {"train/learning_rate": "either_lr"}
@@ -22,7 +22,7 @@ DIGITS = 4
 MAX_LINE = 65536
 
 
-def read(line: str) -> Stated | None:
+def read(line: str) -> LoggedUpdate | None:
     """What a dict with a learning rate says; None for any other line."""
     start = line.find("{'")
     if start < 0 or "'learning_rate':" not in line or len(line) > MAX_LINE:
@@ -36,18 +36,18 @@ def read(line: str) -> Stated | None:
     rate = entry.get("learning_rate")
     text = quoted(line[start:])
     if isinstance(rate, str):
-        return Stated(NAME, text, epoch=_text(entry.get("epoch")), lr=_text(rate))
-    return Stated(NAME, text, epoch=_epoch(entry.get("epoch")), either_lr=_plain(rate))
+        return LoggedUpdate(NAME, text, epoch=_text(entry.get("epoch")), lr=_text(rate))
+    return LoggedUpdate(NAME, text, epoch=_epoch(entry.get("epoch")), either_lr=_plain(rate))
 
 
-def history(document: Mapping[str, Any]) -> Iterator[Stated]:
+def history(document: Mapping[str, Any]) -> Iterator[LoggedUpdate]:
     """What `log_history` of a `trainer_state.json` says, oldest first."""
     entries = document.get("log_history")
     for entry in entries if isinstance(entries, list) else ():
         if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
             continue
         if (rate := _plain(entry.get("learning_rate"))) is not None:
-            yield Stated(NAME, json.dumps(entry), step=entry["step"], either_lr=rate)
+            yield LoggedUpdate(NAME, json.dumps(entry), step=entry["step"], either_lr=rate)
 
 
 def _text(value: Any) -> Number | None:

@@ -8,56 +8,56 @@ from typing import TYPE_CHECKING, Any
 from ckptsurgeon.logs.curves import Branch
 from ckptsurgeon.logs.signals import LOSS, SAMPLES, TOKENS
 from ckptsurgeon.look.advise import DIVERGED
-from ckptsurgeon.look.story import ATTIC, PRUNED
+from ckptsurgeon.look.timeline import ATTIC, PRUNED
 from ckptsurgeon.report.advice import short, verdict
 from ckptsurgeon.report.picture.legend import legend
 from ckptsurgeon.report.picture.theme import NORMAL, SMALL, Theme
 
 if TYPE_CHECKING:
-    from ckptsurgeon.look.story import Story
+    from ckptsurgeon.look.timeline import Timeline
 
 LETTER = 0.55
 """The width of a letter, as a share of its height, at most for a usual text."""
 UNITS = ((TOKENS, "tokens"), (SAMPLES, "samples"), (LOSS, "steps"))
 
 
-def headline(story: Story) -> str:
+def headline(timeline: Timeline) -> str:
     """Where the run stands by its logs or by what is saved, and advise's verdict."""
-    there = (step for step, state in story.saved.items() if state not in (ATTIC, PRUNED))
-    step = max(int(story.kept[LOSS].steps[-1]), *there, 0)
-    return f"at step {step}   ·   {verdict(story.advice)}"
+    there = (step for step, state in timeline.saved.items() if state not in (ATTIC, PRUNED))
+    step = max(int(timeline.kept[LOSS].steps[-1]), *there, 0)
+    return f"at step {step}   ·   {verdict(timeline.advice)}"
 
 
 def words(
-    figure: Any, story: Story, theme: Theme, size: tuple[float, float]
+    figure: Any, timeline: Timeline, theme: Theme, size: tuple[float, float]
 ) -> tuple[float, float]:
     """The name, the verdict and the legend above the axes, and the foot below them; returns where
     the axes end at the top and at the bottom."""
     width, height = size
     letters = int((width - 0.25) * 72 / (LETTER * NORMAL))
-    color = theme.bad if story.advice.verdict == DIVERGED else theme.muted
+    color = theme.bad if timeline.advice.verdict == DIVERGED else theme.muted
     y = height - 0.24
-    name = textwrap.shorten(story.name, letters * 3 // 4, placeholder="…") or "run"
+    name = textwrap.shorten(timeline.name, letters * 3 // 4, placeholder="…") or "run"
     figure.text(0.12 / width, y / height, name, fontsize=13, fontweight="bold", va="center")
-    for line in textwrap.wrap(headline(story), letters)[:4]:
+    for line in textwrap.wrap(headline(timeline), letters)[:4]:
         y -= 0.2
         figure.text(0.12 / width, y / height, line, color=color, va="center")
-    below = textwrap.wrap(footer(story), letters)[:2]
+    below = textwrap.wrap(footer(timeline), letters)[:2]
     for i, line in enumerate(reversed(below)):
         figure.text(0.12 / width, (0.13 + 0.16 * i) / height, line, fontsize=SMALL,
                     color=theme.muted, va="center")  # fmt: skip
-    rows = legend(figure, story, theme, (y - 0.1) / height, width)
+    rows = legend(figure, timeline, theme, (y - 0.1) / height, width)
     return (y - 0.24 - 0.18 * rows) / height, (0.52 + 0.16 * len(below)) / height
 
 
-def footer(story: Story) -> str:
+def footer(timeline: Timeline) -> str:
     """Tokens kept and discarded; in samples, or steps, where the logs do not count tokens."""
     signal, unit = next(
         (signal, unit) for signal, unit in UNITS
-        if signal in story.kept and all(signal in left.curves for left in story.left)
+        if signal in timeline.kept and all(signal in left.curves for left in timeline.left)
     )  # fmt: skip
-    kept = _end(story.kept, signal)
-    thrown = sum(_end(left.curves, signal) - _begin(left.curves, signal) for left in story.left)
+    kept = _end(timeline.kept, signal)
+    thrown = sum(_end(left.curves, signal) - _begin(left.curves, signal) for left in timeline.left)
     text = f"kept {short(kept)} {unit}"
     if thrown:
         share = 100 * thrown / (kept + thrown)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckptsurgeon.report.picture.theme import SMALL, Theme
 
 if TYPE_CHECKING:
-    from ckptsurgeon.look.story import Story
+    from ckptsurgeon.look.timeline import Timeline
 
 MARKS = {
     "sound": ("o", 26, "kept", True),
@@ -25,33 +25,33 @@ LETTER, BESIDE = 0.072, 0.5
 """Inches of a letter of a name, and of what stands beside the name."""
 
 
-def legend(figure: Any, story: Story, theme: Theme, top: float, width: float) -> int:
+def legend(figure: Any, timeline: Timeline, theme: Theme, top: float, width: float) -> int:
     """Above the axes, below `top`, of what is in the picture; returns how many rows it takes of
     `width` inches."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     entries: list[Any] = [Line2D([], [], color=theme.kept, linewidth=2, label="kept")]
-    if story.left:
+    if timeline.left:
         entries.append(
             Line2D([], [], color=theme.left, alpha=0.6, marker="x", markeredgewidth=1.6,
                    markeredgecolor=theme.bad, markersize=6, label="abandoned")
         )  # fmt: skip
-    for state in dict.fromkeys(story.saved.values()):
+    for state in dict.fromkeys(timeline.saved.values()):
         marker, _, color, filled = MARKS[state]
         shade = getattr(theme, color)
         entries.append(
             Line2D([], [], linestyle="", marker=marker, markersize=5, markeredgecolor=shade,
                    markerfacecolor=shade if filled else "none", label=state)
         )  # fmt: skip
-    if story.advice.candidates:
+    if timeline.advice.candidates:
         entries.append(
             Line2D([], [], linestyle="", marker="v", markersize=5, color=theme.sign,
                    label="candidate (ring: go back here)")
         )  # fmt: skip
     bands: Mapping[str, tuple[Any, str]] = {
-        "skipped data": (story.skips, theme.skip),
-        "re-warm": (story.rewarms, theme.rewarm),
+        "skipped data": (timeline.skips, theme.skip),
+        "re-warm": (timeline.rewarms, theme.rewarm),
     }
     for name, (spans, color) in bands.items():
         if spans:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ckptsurgeon.hints import Hint
-    from ckptsurgeon.look.story import Story
+    from ckptsurgeon.look.timeline import Timeline
     from ckptsurgeon.report.advice import Proposal
 
 _STYLE = """
@@ -47,7 +47,7 @@ h2 { font-size: 1rem; margin: 1.5rem 0 0 }
 
 
 def page(
-    story: Story,
+    timeline: Timeline,
     x: str = "steps",
     proposals: Sequence[Proposal] = (),
     chosen: Proposal | None = None,
@@ -56,16 +56,16 @@ def page(
     """One self-contained file: no script, nothing is loaded from anywhere. The `proposals` are
     those of advise, and `next` is the command that writes the `chosen` one and plans it."""
     pictures = [
-        f'<div class="{theme.name}-{name}">{_svg(story, x, theme, size, name)}</div>'
+        f'<div class="{theme.name}-{name}">{_svg(timeline, x, theme, size, name)}</div>'
         for theme in (LIGHT, DARK)
         for name, size in (("wide", WIDE), ("narrow", NARROW))
     ]
-    told = story.advice
+    told = timeline.advice
     left = [
         (item.receipt or "", f"{int(item.curves['loss'].steps[0])} to "
          f"{int(item.curves['loss'].steps[-1])}", "" if item.to is None else str(item.to),
          item.why or item.title)
-        for item in story.left
+        for item in timeline.left
     ]  # fmt: skip
     saved = [
         (str(item.step), "sound" if item.sound else "; ".join(item.findings),
@@ -75,9 +75,9 @@ def page(
     parts = [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(story.name)}</title><style>{_STYLE}</style></head><body>",
+        f"<title>{escape(timeline.name)}</title><style>{_STYLE}</style></head><body>",
         *pictures,
-        *_recipes(story, proposals, chosen, next),
+        *_recipes(timeline, proposals, chosen, next),
         _table(
             "Earlier checkpoints and what you would lose",
             ("step", "state", "steps lost", ""),
@@ -90,18 +90,18 @@ def page(
 
 
 def _recipes(
-    story: Story, proposals: Sequence[Proposal], chosen: Proposal | None, next: Hint | None
+    timeline: Timeline, proposals: Sequence[Proposal], chosen: Proposal | None, next: Hint | None
 ) -> list[str]:
     """What to do: the command, the recipe that it writes, and what others did instead."""
     if not proposals:
         return []
-    parts = ["<h2>What to do</h2>", f"<p>{escape(verdict(story.advice))}</p>"]
+    parts = ["<h2>What to do</h2>", f"<p>{escape(verdict(timeline.advice))}</p>"]
     if chosen is not None and next is not None:
         parts += [
             f"<p>{escape(chosen.remedy.name)}: {escape(chosen.remedy.why)}. This command writes "
             "the recipe and shows its plan; it changes nothing in the run.</p>",
             f"<pre>{escape(apart(next)[0])}</pre>",
-            f"<pre>{escape(recipe_file(chosen, story.advice))}</pre>",
+            f"<pre>{escape(recipe_file(chosen, timeline.advice))}</pre>",
         ]
     rows = [
         (str(i), item.remedy.name, item.remedy.why,
@@ -111,12 +111,12 @@ def _recipes(
     return [*parts, _table("What others did", ("--recipe", "", "why", "source"), rows)]
 
 
-def _svg(story: Story, x: str, theme: Theme, size: tuple[float, float], name: str) -> str:
+def _svg(timeline: Timeline, x: str, theme: Theme, size: tuple[float, float], name: str) -> str:
     """The element alone, with what a screen reader says of it, and names that no other has."""
-    text = draw(story, "svg", x, theme, size).decode()
+    text = draw(timeline, "svg", x, theme, size).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{theme.name}-{name}-", text)
-    words = escape(f"{story.name}, {headline(story)}. {footer(story)}", quote=True)
+    words = escape(f"{timeline.name}, {headline(timeline)}. {footer(timeline)}", quote=True)
     return text.replace("<svg", f'<svg role="img" aria-label="{words}"', 1)
 
 

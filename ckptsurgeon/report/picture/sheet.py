@@ -21,7 +21,7 @@ from ckptsurgeon.report.picture.theme import LIGHT, NORMAL, SMALL, Theme
 from ckptsurgeon.report.picture.thin import smoothed, thinned
 
 if TYPE_CHECKING:
-    from ckptsurgeon.look.story import Story
+    from ckptsurgeon.look.timeline import Timeline
 
 FORMATS = ("svg", "png", "html")
 WIDE, NARROW = (7.5, 5.75), (4.3, 6.4)
@@ -42,7 +42,7 @@ GAP = 0.01
 
 
 def draw(
-    story: Story,
+    timeline: Timeline,
     format: str,
     x: str = "steps",
     theme: Theme = LIGHT,
@@ -50,9 +50,9 @@ def draw(
 ) -> bytes:
     """The picture as the bytes of an SVG or a PNG of these inches. Raises SurgeryError without
     matplotlib, or when there is no loss to draw."""
-    if LOSS not in story.kept:
+    if LOSS not in timeline.kept:
         raise SurgeryError(
-            f"there is nothing to draw: {story.advice.reason}",
+            f"there is nothing to draw: {timeline.advice.reason}",
             untouched="nothing was written",
             next="--log FILE, --tb DIR or --tag loss=NAME    where the loss is",
         )
@@ -73,7 +73,7 @@ def draw(
     }  # fmt: skip
     out = io.BytesIO()
     with matplotlib.rc_context(style):
-        figure = _Sheet(story, x, theme, size).figure()
+        figure = _Sheet(timeline, x, theme, size).figure()
         metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
         figure.savefig(out, format=format, dpi=DPI, metadata=metadata)
     return out.getvalue()
@@ -83,7 +83,7 @@ def draw(
 class _Sheet:
     """The figure while it is drawn."""
 
-    story: Story
+    timeline: Timeline
     x: str
     theme: Theme
     size: tuple[float, float] = WIDE
@@ -93,16 +93,16 @@ class _Sheet:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        branches = [self.story.kept, *(left.curves for left in self.story.left)]
+        branches = [self.timeline.kept, *(left.curves for left in self.timeline.left)]
         self.axis: Axis = axis(self.x, branches)
         strips = [(signal, name) for signal, name in STRIPS if self._varies(signal)]
         self.low, self.high = self._limits(branches)
         figure = Figure(figsize=self.size)
         FigureCanvasAgg(figure)
-        row = [0.6] if self.story.saved else []
+        row = [0.6] if self.timeline.saved else []
         heights = [5.0, *row, *([1.35] * len(strips))]
         width, _ = self.size
-        top, bottom = words(figure, self.story, self.theme, self.size)
+        top, bottom = words(figure, self.timeline, self.theme, self.size)
         grid = figure.add_gridspec(
             len(heights), 1, height_ratios=heights, hspace=0.17, left=LEFT / width,
             right=1 - RIGHT / width, top=top, bottom=bottom,
@@ -142,19 +142,19 @@ class _Sheet:
         for branch in branches:
             steps = branch[LOSS].steps
             ends += self._of(branch, np.array([steps[0], steps[-1]])).tolist()
-        if self.story.saved:  # Lightning logs the last update before the step by a number less
-            ends += self._of(self.story.kept, np.array([max(self.story.saved)])).tolist()
+        if self.timeline.saved:  # Lightning logs the last update before the step by a number less
+            ends += self._of(self.timeline.kept, np.array([max(self.timeline.saved)])).tolist()
         low, high = min(ends), max(ends)
         return low, high if high > low else low + 1.0
 
     def _of(self, branch: Branch, steps: Any) -> Any:
-        return self.axis.of(branch, steps, self.story.kept)
+        return self.axis.of(branch, steps, self.timeline.kept)
 
     def _varies(self, signal: str) -> bool:
         """Whether a signal is worth a strip: it is logged, and not one value throughout."""
         import numpy as np
 
-        branches = [self.story.kept, *(left.curves for left in self.story.left)]
+        branches = [self.timeline.kept, *(left.curves for left in self.timeline.left)]
         values = [branch[signal].values for branch in branches if signal in branch]
         return bool(values) and bool(np.ptp(np.nan_to_num(np.concatenate(values))) > 0)
 
@@ -185,7 +185,7 @@ class _Sheet:
         """How many points of a curve are one part of all steps."""
         import numpy as np
 
-        branches = [self.story.kept, *(left.curves for left in self.story.left)]
+        branches = [self.timeline.kept, *(left.curves for left in self.timeline.left)]
         ends = [branch[LOSS].steps[[0, -1]] for branch in branches]
         span = max(b for _, b in ends) - min(a for a, _ in ends)
         each = float(np.median(np.diff(curve.steps))) if len(curve) > 1 else 1.0
@@ -204,10 +204,10 @@ class _Sheet:
 
     def _bands(self, axes: Sequence[Any]) -> None:
         for spans, color in (
-            (self.story.skips, self.theme.skip), (self.story.rewarms, self.theme.rewarm),
+            (self.timeline.skips, self.theme.skip), (self.timeline.rewarms, self.theme.rewarm),
         ):  # fmt: skip
             for first, last in spans:
-                a, b = self._of(self.story.kept, [first - 1, last])
+                a, b = self._of(self.timeline.kept, [first - 1, last])
                 for item in axes:
                     item.axvspan(a, b, color=color, alpha=0.18, linewidth=0, zorder=1)
 
@@ -216,15 +216,15 @@ class _Sheet:
     def _loss(self, axes: Any) -> None:
         import numpy as np
 
-        kept = self._curve(axes, self.story.kept, LOSS, True)
-        ends = [(left, *self._curve(axes, left.curves, LOSS, False)) for left in self.story.left]
+        kept = self._curve(axes, self.timeline.kept, LOSS, True)
+        ends = [(left, *self._curve(axes, left.curves, LOSS, False)) for left in self.timeline.left]
         # The fall at the very beginning would press all that follows to the floor.
-        curve = self.story.kept[LOSS]
-        at, whole = self._of(self.story.kept, curve.steps), curve.values
+        curve = self.timeline.kept[LOSS]
+        at, whole = self._of(self.timeline.kept, curve.steps), curve.values
         start = int(np.searchsorted(at, self.low + FALL * (self.high - self.low), "right"))
         begun = slice(start if len(at) - start > 1 else 0, None)  # no copy of a long curve
         shown = [(whole[begun], self._points(curve))]
-        shown += [(x.curves[LOSS].values, self._points(x.curves[LOSS])) for x in self.story.left]
+        shown += [(x.curves[LOSS].values, self._points(x.curves[LOSS])) for x in self.timeline.left]
         found = limits(shown, PIXELS)
         low, high, log = (found.low, found.high, found.log) if found else (0.0, 1.0, False)
         arrows = [self._arrow(left, x, y, kept, high) for left, x, y in ends if left.to is not None]
@@ -261,7 +261,7 @@ class _Sheet:
 
         good = np.flatnonzero(np.isfinite(y))
         end = good[-1] if len(good) else len(x) - 1
-        to_x = float(self._of(self.story.kept, [left.to])[0])
+        to_x = float(self._of(self.timeline.kept, [left.to])[0])
         to_y = float(np.interp(to_x, *kept))
         text = label(left.receipt, left.title, left.why, int(1 / self._letter))
         start = float(y[end]) if len(good) else high
@@ -331,36 +331,36 @@ class _Sheet:
         axes.set_yticks([0], ["saved"])
         axes.grid(False)
         groups: dict[str, list[int]] = {}
-        for step, state in self.story.saved.items():
+        for step, state in self.timeline.saved.items():
             groups.setdefault(state, []).append(step)
         for state, steps in groups.items():
             marker, size, color, filled = MARKS[state]
             shade = getattr(self.theme, color)
             look = {"facecolors": shade if filled else "none", "edgecolors": shade}
             axes.scatter(
-                self._of(self.story.kept, steps), [0] * len(steps), s=size, marker=marker,
+                self._of(self.timeline.kept, steps), [0] * len(steps), s=size, marker=marker,
                 linewidths=1.2, zorder=4, clip_on=False, **({"color": shade} if marker == "x"
                                                            else look),
             )  # fmt: skip
-        told = self.story.advice
+        told = self.timeline.advice
         if told.back_to is not None:
-            (x,) = self._of(self.story.kept, [told.back_to])
+            (x,) = self._of(self.timeline.kept, [told.back_to])
             axes.scatter([x], [0], s=130, marker="o", facecolors="none", zorder=5, clip_on=False,
                          edgecolors=self.theme.sign, linewidths=1.8)  # fmt: skip
         for item in told.candidates:
-            (x,) = self._of(self.story.kept, [item.step])
+            (x,) = self._of(self.timeline.kept, [item.step])
             axes.scatter([x], [0.78], s=16, marker="v", color=self.theme.sign, zorder=5,
                          clip_on=False)  # fmt: skip
 
     def _strip(self, axes: Any, signal: str, name: str) -> None:
         import numpy as np
 
-        for left in self.story.left:
+        for left in self.timeline.left:
             if signal in left.curves:
                 self._curve(axes, left.curves, signal, False)
-        if signal in self.story.kept:
-            self._curve(axes, self.story.kept, signal, True)
-        branches = [self.story.kept, *(left.curves for left in self.story.left)]
+        if signal in self.timeline.kept:
+            self._curve(axes, self.timeline.kept, signal, True)
+        branches = [self.timeline.kept, *(left.curves for left in self.timeline.left)]
         values = np.concatenate([b[signal].values for b in branches if signal in b])
         values = values[np.isfinite(values) & (values > 0)]
         if signal == LOSS_SCALE and len(values):
@@ -375,18 +375,18 @@ class _Sheet:
         axes.minorticks_off()
         axes.set_ylabel(name)
         if signal == LR:
-            for step, receipt in self.story.edits:
-                (x,) = self._of(self.story.kept, [step])
+            for step, receipt in self.timeline.edits:
+                (x,) = self._of(self.timeline.kept, [step])
                 axes.axvline(x, color=self.theme.muted, linewidth=0.9, linestyle=(0, (2, 2)))
                 axes.annotate(receipt, (x, 1), xycoords=("data", "axes fraction"), fontsize=SMALL,
                               xytext=(3, -10), textcoords="offset points",
                               color=self.theme.muted)  # fmt: skip
 
     def _onset(self, axes: Sequence[Any]) -> None:
-        spike = self.story.advice.spike
-        if spike is None or self.story.advice.verdict not in ("diverged", "too early"):
+        spike = self.timeline.advice.spike
+        if spike is None or self.timeline.advice.verdict not in ("diverged", "too early"):
             return
-        (x,) = self._of(self.story.kept, [spike.first])
+        (x,) = self._of(self.timeline.kept, [spike.first])
         for item in axes:
             item.axvline(x, color=self.theme.sign, linewidth=1.1, linestyle=(0, (4, 2)), zorder=6)
         text = f"onset {spike.first}: {spike.signs[0].signal.replace('-', ' ')}"

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptsurgeon.look import glance as glances
-from ckptsurgeon.look.glance import glance
+from ckptsurgeon.look import loss_tail as glances
 from ckptsurgeon.look.histories import HISTORIES
 from ckptsurgeon.look.logged import own
+from ckptsurgeon.look.loss_tail import loss_tail
 from ckptsurgeon.run.run import Run
 from tests.support.tiny_run import make_run
 
@@ -64,7 +64,7 @@ def test_a_glance_has_the_points_that_advise_judges(
     with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
         root = make_run(Path(folder))
         write(root if in_root else root / "checkpoint-4", name, entries)
-        seen, read = glance(Run.open(root)), own(Run.open(root), {})
+        seen, read = loss_tail(Run.open(root)), own(Run.open(root), {})
     loss = read.kept["loss"]
     assert seen is not None
     assert list(seen.steps) == loss.steps.tolist()
@@ -78,9 +78,9 @@ def test_of_a_long_history_the_end_is_read(
 ) -> None:
     root = make_run(tmp_path)
     write(root, name, [{"step": k, "loss": 1 + 1 / (k + 1)} for k in range(2000)])
-    whole = glance(Run.open(root))
+    whole = loss_tail(Run.open(root))
     monkeypatch.setattr(glances, "LINES", 4096)
-    seen = glance(Run.open(root))
+    seen = loss_tail(Run.open(root))
     assert whole is not None and whole.whole and len(whole.steps) == 2000
     assert seen is not None and not seen.whole and 50 < len(seen.steps) < 400
     assert list(seen.values) == list(whole.values)[-len(seen.values) :]
@@ -90,5 +90,5 @@ def test_of_a_long_history_the_end_is_read(
 @pytest.mark.parametrize("name", HISTORIES)
 def test_a_history_without_a_loss_is_none(tmp_path: Path, name: str, text: str) -> None:
     (make_run(tmp_path) / name).write_text(text)
-    seen = glance(Run.open(tmp_path))
+    seen = loss_tail(Run.open(tmp_path))
     assert seen is None or seen.values == [2.0]

@@ -32,7 +32,7 @@ STATE, LINES = 8 << 20, 256 << 10
 
 
 @dataclass(frozen=True)
-class Glance:
+class LossTail:
     """Steps, ascending, and the loss at them; at least one. `whole`: these are all points that the
     run's logs hold, in one training that never went back."""
 
@@ -41,7 +41,7 @@ class Glance:
     whole: bool = False
 
 
-def glance(run: Run) -> Glance | None:
+def loss_tail(run: Run) -> LossTail | None:
     """The last points of the loss in the run's event files, or else in what its trainer logged
     beside them, as `logged.own`; None where no tag is known to be it. Damage ends what is read of
     a file."""
@@ -63,10 +63,10 @@ def glance(run: Run) -> Glance | None:
     if not points:
         return _history(run)
     steps, values = zip(*points, strict=True)
-    return Glance(steps, values, whole and len(tags) == 1)
+    return LossTail(steps, values, whole and len(tags) == 1)
 
 
-def _history(run: Run) -> Glance | None:
+def _history(run: Run) -> LossTail | None:
     """The last rows of the first history that has a loss."""
     for path in histories(run):
         from ckptsurgeon.logs import curves, rows
@@ -79,7 +79,7 @@ def _history(run: Run) -> Glance | None:
                 for name in (LOSS, GRAD_NORM)
             )
             if losses:
-                return Glance(list(losses), _unfiltered(losses, norms), whole and not left)
+                return LossTail(list(losses), _unfiltered(losses, norms), whole and not left)
     return None
 
 

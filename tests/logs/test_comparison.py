@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ckptsurgeon.logs.printed.stated import Stated, exact, rounded
-from ckptsurgeon.logs.printed.word import Expected, Word, after
+from ckptsurgeon.logs.printed.comparison import Comparison, Expected, after
+from ckptsurgeon.logs.printed.stated import LoggedUpdate, exact, rounded
 from ckptsurgeon.plans.promise import Promise
 
 PROMISE = Promise(
@@ -22,48 +22,48 @@ def expect(**more: object) -> Expected:
     return Expected(PROMISE, **made)  # type: ignore[arg-type]
 
 
-def say(step: int | None, **more: object) -> Stated:
-    return Stated("a trainer", f"line of {step}", step=step, **more)  # type: ignore[arg-type]
+def say(step: int | None, **more: object) -> LoggedUpdate:
+    return LoggedUpdate("a trainer", f"line of {step}", step=step, **more)  # type: ignore[arg-type]
 
 
-def hear(*statements: Stated, **more: object) -> Word:
-    word = Word(expect(**more))
+def feed(*statements: LoggedUpdate, **more: object) -> Comparison:
+    comparison = Comparison(expect(**more))
     for statement in statements:
-        word.hear(statement)
-    return word
+        comparison.feed(statement)
+    return comparison
 
 
 def test_a_rate_is_of_the_update_that_the_trainer_prints_it_for() -> None:
-    assert hear(say(7, lr=rounded("4.0E-04"))).agrees == ["step 7", "lr of update 7: 4.0E-04"]
-    assert hear(say(7, next_lr=rounded("3.0E-04"))).agrees[1] == "lr of update 8: 3.0E-04"
-    assert hear(say(7, next_lr=rounded("4.0E-04"))).differs == [
+    assert feed(say(7, lr=rounded("4.0E-04"))).agrees == ["step 7", "lr of update 7: 4.0E-04"]
+    assert feed(say(7, next_lr=rounded("3.0E-04"))).agrees[1] == "lr of update 8: 3.0E-04"
+    assert feed(say(7, next_lr=rounded("4.0E-04"))).differs == [
         "lr of update 8: promised 0.0003, says 4.0E-04, in its line: line of 7"
     ]
     for rate in ("4.0E-04", "3.0E-04"):
-        assert hear(say(7, either_lr=rounded(rate))).differs == []
-    assert hear(say(7, either_lr=rounded("2.0E-04"))).differs != []
+        assert feed(say(7, either_lr=rounded(rate))).differs == []
+    assert feed(say(7, either_lr=rounded("2.0E-04"))).differs != []
 
 
 def test_a_line_of_a_later_update_has_its_own_rate() -> None:
-    assert hear(say(9, lr=exact(2e-4))).agrees == ["step 9", "lr of update 9: 0.0002"]
-    assert hear(say(9, lr=exact(4e-4))).differs[0].startswith("lr of update 9: promised 0.0002")
+    assert feed(say(9, lr=exact(2e-4))).agrees == ["step 9", "lr of update 9: 0.0002"]
+    assert feed(say(9, lr=exact(4e-4))).differs[0].startswith("lr of update 9: promised 0.0002")
 
 
 def test_an_update_that_overflowed_leaves_the_schedule_where_it_was() -> None:
     first = say(7, next_lr=exact(4e-4), skipped=1)
     second = say(8, next_lr=exact(3e-4), skipped=0)
-    assert hear(first, second).differs == []
+    assert feed(first, second).differs == []
     own = say(7, lr=exact(4e-4), skipped=1), say(8, lr=exact(4e-4), skipped=0)
-    assert hear(*own).agrees == ["step 7", "lr of update 7: 0.0004", "lr of update 8: 0.0004"]
-    assert hear(say(7, next_lr=exact(4e-4), skipped_total=6), skipped=5).differs == []
-    assert hear(say(7, next_lr=exact(4e-4), skipped_total=5), skipped=5).differs != []
+    assert feed(*own).agrees == ["step 7", "lr of update 7: 0.0004", "lr of update 8: 0.0004"]
+    assert feed(say(7, next_lr=exact(4e-4), skipped_total=6), skipped=5).differs == []
+    assert feed(say(7, next_lr=exact(4e-4), skipped_total=5), skipped=5).differs != []
 
 
 def test_the_schedule_stays_while_data_is_passed_over() -> None:
     skipping = Expected(replace(PROMISE, skip=((7, 8), (20, 30))), lambda k, _: RATES.get(k))
-    word = Word(skipping)
-    word.hear(say(9, lr=exact(4e-4), next_lr=exact(3e-4)))
-    assert word.agrees == ["step 9", "lr of update 9: 0.0004", "lr of update 10: 0.0003"]
+    comparison = Comparison(skipping)
+    comparison.feed(say(9, lr=exact(4e-4), next_lr=exact(3e-4)))
+    assert comparison.agrees == ["step 9", "lr of update 9: 0.0004", "lr of update 10: 0.0003"]
 
 
 @pytest.mark.parametrize(
@@ -79,39 +79,41 @@ def test_the_schedule_stays_while_data_is_passed_over() -> None:
         (say(7, betas=tuple(map(exact, (0.9, 0.95, 0.99)))), "betas: promised 0.9, 0.95, says 0.9"),
     ],
 )
-def test_a_difference_names_both_and_quotes_the_line(statement: Stated, field: str) -> None:
-    (difference,) = hear(statement).differs
+def test_a_difference_names_both_and_quotes_the_line(statement: LoggedUpdate, field: str) -> None:
+    (difference,) = feed(statement).differs
     assert difference.startswith(field)
     assert difference.endswith(f", in its line: {statement.text}")
 
 
 @pytest.mark.parametrize("scale", ["4096.0", "2048.0", "8192.0"])
 def test_one_update_may_double_or_halve_the_loss_scale(scale: str) -> None:
-    assert f"loss scale {scale}" in hear(say(7, loss_scale=rounded(scale))).agrees
+    assert f"loss scale {scale}" in feed(say(7, loss_scale=rounded(scale))).agrees
 
 
 def test_another_batch_size_is_told_and_is_no_difference() -> None:
     """A flag may change it: the samples are then counted with what the trainer says."""
-    word = hear(say(7, batch_size=rounded("4"), consumed_samples=rounded("16")))
-    assert word.differs == []
-    assert word.not_compared == ["global batch size 4: 2 in the checkpoint; a flag may change it"]
-    assert "consumed samples 16" in word.agrees
+    comparison = feed(say(7, batch_size=rounded("4"), consumed_samples=rounded("16")))
+    assert comparison.differs == []
+    assert comparison.not_compared == [
+        "global batch size 4: 2 in the checkpoint; a flag may change it"
+    ]
+    assert "consumed samples 16" in comparison.agrees
 
 
 def test_what_was_never_said_is_no_agreement() -> None:
-    word = hear(say(7, next_lr=exact(3e-4)), say(8, next_lr=exact(2e-4)))
-    assert word.done
-    assert word.not_said == [
+    comparison = feed(say(7, next_lr=exact(3e-4)), say(8, next_lr=exact(2e-4)))
+    assert comparison.done
+    assert comparison.not_said == [
         "lr of update 7", "betas", "eps", "weight decay", "step of Adam", "loss scale",
         "gradient clipping", "consumed samples", "seed",
     ]  # fmt: skip
-    assert "lr of update 7" not in hear(say(7, lr=exact(4e-4))).not_said
+    assert "lr of update 7" not in feed(say(7, lr=exact(4e-4))).not_said
 
 
 def test_a_rate_that_only_the_config_knows_is_not_compared() -> None:
-    word = hear(say(7, next_lr=exact(3e-4)), rate=lambda k, _: RATES[1] if k == 1 else None)
-    assert (word.differs, word.agrees) == ([], ["step 7"])
-    assert word.not_compared == ["lr of update 8: only the trainer's own config says it"]
+    comparison = feed(say(7, next_lr=exact(3e-4)), rate=lambda k, _: RATES[1] if k == 1 else None)
+    assert (comparison.differs, comparison.agrees) == ([], ["step 7"])
+    assert comparison.not_compared == ["lr of update 8: only the trainer's own config says it"]
 
 
 @pytest.mark.parametrize(
@@ -120,21 +122,25 @@ def test_a_rate_that_only_the_config_knows_is_not_compared() -> None:
 def test_a_rate_that_went_back_to_before_the_surgery_is_caught(rate: float, back: bool) -> None:
     """Although the checkpoint does not say what follows: half the rate was set, and it is gone."""
     known = {"rate": lambda k, _: RATES[1] if k == 1 else None, "before": 8e-4}
-    word = hear(say(7, next_lr=exact(rate)), **known)
-    assert bool(word.differs) == back
-    assert not back or "says 0.0007" in word.differs[0] or "says 0.0008" in word.differs[0]
+    comparison = feed(say(7, next_lr=exact(rate)), **known)
+    assert bool(comparison.differs) == back
+    assert (
+        not back or "says 0.0007" in comparison.differs[0] or "says 0.0008" in comparison.differs[0]
+    )
 
 
 def test_two_updates_are_heard_and_no_more() -> None:
-    word = hear(say(7), say(8), say(9, lr=exact(1.0)))
-    assert word.done and word.differs == [] and len(word.lines) == 2
+    comparison = feed(say(7), say(8), say(9, lr=exact(1.0)))
+    assert comparison.done and comparison.differs == [] and len(comparison.lines) == 2
 
 
 def test_an_epoch_is_as_good_as_a_step_where_its_digits_do() -> None:
-    lines = [Stated("t", "x", epoch=rounded(text), lr=exact(4e-4)) for text in ("0.4375", "0.44")]
-    assert hear(lines[0], epoch_steps=16.0).agrees == ["step 7", "lr of update 7: 0.0004"]
-    assert hear(lines[1], epoch_steps=1600.0).agrees == []  # steps 697 to 711
-    assert hear(lines[0]).not_compared == ["the line names no step"]
+    lines = [
+        LoggedUpdate("t", "x", epoch=rounded(text), lr=exact(4e-4)) for text in ("0.4375", "0.44")
+    ]
+    assert feed(lines[0], epoch_steps=16.0).agrees == ["step 7", "lr of update 7: 0.0004"]
+    assert feed(lines[1], epoch_steps=1600.0).agrees == []  # steps 697 to 711
+    assert feed(lines[0]).not_compared == ["the line names no step"]
 
 
 def test_of_several_starts_the_one_after_the_checkpoint_is_heard() -> None:

@@ -10,16 +10,16 @@ import numpy as np
 from ckptsurgeon import Run, plan, plan_undo, surgery
 from ckptsurgeon.logs.curves import of_rows
 from ckptsurgeon.look.logged import own
-from ckptsurgeon.look.story import Story, tell
+from ckptsurgeon.look.timeline import Timeline, timeline_of
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.attic import attics, prune
 from tests.conftest import Trained
 from tests.support.launch import launch
 
 
-def story(root: Path) -> Story:
+def timeline(root: Path) -> Timeline:
     run = Run.open(root)
-    return tell(own(run, {}), run)
+    return timeline_of(own(run, {}), run)
 
 
 def operate(root: Path, **recipe: object) -> None:
@@ -32,7 +32,7 @@ def steps(branch: object) -> list[int]:
 
 
 def test_a_run_without_surgery_is_one_line(trained: Trained) -> None:
-    told = story(trained())
+    told = timeline(trained())
     assert steps(told.kept) == [1, 2, 3, 4, 5, 6, 7, 8] and not told.left
     assert told.saved == dict.fromkeys((2, 4, 6, 8), "sound")
     assert told.advice.verdict == "unknown" and "8 points" in told.advice.reason
@@ -41,21 +41,21 @@ def test_a_run_without_surgery_is_one_line(trained: Trained) -> None:
 def test_what_a_rollback_left_and_what_was_trained_again(trained: Trained) -> None:
     root = trained()
     operate(root, rollback={"to": 4}, why="a spike at 7", skip=["7-7"], set={"lr": 5e-4})
-    (left,) = story(root).left
+    (left,) = timeline(root).left
     assert (left.receipt, left.to, left.why) == ("0001", 4, "a spike at 7")
     assert steps(left.curves) == [5, 6, 7, 8]
-    told = story(root)
+    told = timeline(root)
     assert told.saved == {2: "sound", 4: "sound", 6: "in the attic", 8: "in the attic"}
     assert told.skips == ((7, 7),) and steps(told.kept) == [1, 2, 3, 4]
 
     launch(f"--config={root / 'train.yaml'}", "train_iters=8")
-    told = story(root)
+    told = timeline(root)
     assert steps(told.kept) == [1, 2, 3, 4, 5, 6, 8]
     assert set(told.saved.values()) == {"sound"}
 
     run = Run.open(root)
     surgery.apply(run, plan_undo(run, None))
-    told = story(root)
+    told = timeline(root)
     assert steps(told.kept) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [(left.receipt, left.to, steps(left.curves)) for left in told.left] == [
         ("0002", 8, [5, 6, 8])
@@ -68,12 +68,12 @@ def test_what_a_trainer_trained_again_by_itself() -> None:
         return [(step, {"loss": 2.0}, math.nan) for step in range(1, stop + 1)]
 
     again = [(step, {"loss": 1.0}, math.nan) for step in range(51, 201)]
-    (left,) = tell(of_rows([*logged(100), *again], Path("log")), None).left
+    (left,) = timeline_of(of_rows([*logged(100), *again], Path("log")), None).left
     assert (left.to, steps(left.curves)[0], steps(left.curves)[-1]) == (50, 51, 100)
     few = [(step, {"loss": 1.0}, math.nan) for step in range(99, 201)]
-    assert [left.to for left in tell(of_rows([*logged(100), *few], Path("log")), None).left] == [
-        None
-    ]
+    assert [
+        left.to for left in timeline_of(of_rows([*logged(100), *few], Path("log")), None).left
+    ] == [None]
 
 
 def test_a_pruned_attic_is_named_and_the_cut_branch_still_drawn(trained: Trained) -> None:
@@ -81,7 +81,7 @@ def test_a_pruned_attic_is_named_and_the_cut_branch_still_drawn(trained: Trained
     operate(root, rollback={"to": 4}, tensorboard={"keep_as": "tb-left"})
     run = Run.open(root)
     prune(run, attics(run))
-    told = story(root)
+    told = timeline(root)
     assert told.saved == {2: "sound", 4: "sound", 6: "pruned", 8: "pruned"}
     assert [(left.to, steps(left.curves)) for left in told.left] == [(4, [5, 6, 7, 8])]
 
@@ -89,7 +89,7 @@ def test_a_pruned_attic_is_named_and_the_cut_branch_still_drawn(trained: Trained
 def test_an_edit_in_place_leaves_nothing(trained: Trained) -> None:
     root = trained()
     operate(root, set={"lr": 5e-4})
-    told = story(root)
+    told = timeline(root)
     assert told.edits == ((8, "0001"),) and not told.left
 
 
@@ -98,5 +98,5 @@ def test_a_damaged_step_is_no_sound_one(trained: Trained) -> None:
     next((root / "global_step4").glob("*optim_states.pt")).unlink()
     shard = next((root / "global_step6").glob("*optim_states.pt"))
     shard.write_bytes(shard.read_bytes()[:100])
-    told = story(root)
+    told = timeline(root)
     assert told.saved == {2: "sound", 4: "incomplete", 6: "unsound", 8: "sound"}

@@ -12,15 +12,15 @@ import pytest
 
 from ckptsurgeon.logs.curves import Branch, Curve, Curves, of_rows
 from ckptsurgeon.logs.rows import of_file
-from ckptsurgeon.look import clear
+from ckptsurgeon.look import loss_verdict
 from ckptsurgeon.look.advise import judge, spikes
-from ckptsurgeon.look.glance import Glance
+from ckptsurgeon.look.loss_tail import LossTail
 from tests.look.advised_runs import CASES, SEEDS, kept
 
 STRIDE = 45
 
 
-def ends(kept: Branch) -> Iterator[tuple[Glance, Curves]]:
+def ends(kept: Branch) -> Iterator[tuple[LossTail, Curves]]:
     """The log as it was at several times: what a glance sees, and the curves."""
     loss = kept["loss"]
     steps, values = loss.steps.tolist(), loss.values.tolist()
@@ -30,7 +30,7 @@ def ends(kept: Branch) -> Iterator[tuple[Glance, Curves]]:
             for name, c in kept.items()
             for sel in [c.steps <= steps[n - 1]]
         }
-        yield Glance(steps[:n], values[:n], whole=True), Curves(until)
+        yield LossTail(steps[:n], values[:n], whole=True), Curves(until)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -39,16 +39,16 @@ def test_no_verdict_is_another_than_that_of_advise(name: str, seed: int, tmp_pat
     file = tmp_path / f"{name}.csv"
     file.write_bytes(gzip.decompress(kept(name, seed).read_bytes()))
     for seen, curves in ends(of_file(file, {}).kept):
-        told, level = judge(curves), clear.level(seen)
-        if (step := clear.diverged(seen)) is not None:
+        told, level = judge(curves), loss_verdict.level(seen)
+        if (step := loss_verdict.diverged(seen)) is not None:
             assert told.verdict == "diverged" and told.spike is not None
             assert step in [sign.step for sign in told.spike.signs if sign.signal == "loss"]
-        elif clear.broken(seen) is not None:
+        elif loss_verdict.broken(seen) is not None:
             assert told.verdict == "diverged"
         elif level is not None and level.calm:
             assert told.verdict in ("healthy", "unknown")
     if told.verdict == "diverged":  # at its end every one of them is clear
-        assert clear.broken(seen) or clear.diverged(seen)
+        assert loss_verdict.broken(seen) or loss_verdict.diverged(seen)
 
 
 def jump(points: int, at: int, height: float, seed: int) -> list[float]:
@@ -58,7 +58,7 @@ def jump(points: int, at: int, height: float, seed: int) -> list[float]:
 
 
 def looked(values: Sequence[float], whole: bool = True) -> int | None:
-    return clear.diverged(Glance(range(1, len(values) + 1), values, whole))
+    return loss_verdict.diverged(LossTail(range(1, len(values) + 1), values, whole))
 
 
 @pytest.mark.parametrize("height", (0.1, 0.3, 0.5, 1.0, 5.0))
@@ -79,7 +79,7 @@ def test_jumps_of_every_height_agree(height: float) -> None:
 def test_neither_waits_for_less_than_the_other(height: float) -> None:
     """Around the end of its patience: advise counts from where its rule has seen the rise."""
     said = []
-    for n in range(250 + clear.PATIENCE - 4, 250 + clear.PATIENCE + 24, 2):
+    for n in range(250 + loss_verdict.PATIENCE - 4, 250 + loss_verdict.PATIENCE + 24, 2):
         values = jump(n, 250, height, 1)
         rows = [(k, {"loss": value}, math.nan) for k, value in enumerate(values, 1)]
         step = looked(values)
@@ -98,11 +98,11 @@ def test_what_is_open_is_left_to_advise() -> None:
     assert (
         looked([value - 4.9 if k >= 250 else value + 5 for k, value in enumerate(jumped)]) is None
     )
-    assert clear.broken(Glance(range(4), [1.0, math.nan, math.inf, math.nan])) == 1
-    assert clear.broken(Glance(range(4), [1.0, 1.0, math.inf, math.nan])) is None
+    assert loss_verdict.broken(LossTail(range(4), [1.0, math.nan, math.inf, math.nan])) == 1
+    assert loss_verdict.broken(LossTail(range(4), [1.0, 1.0, math.inf, math.nan])) is None
 
 
 def test_its_numbers_are_those_of_advise() -> None:
-    assert clear.SETTLED == spikes.SETTLED and clear.PATIENCE == spikes.PATIENCE
-    assert spikes.needed("olmo-core") == clear.WINDOW + 1
-    assert spikes.WINDOW["olmo2"] == clear.MOST
+    assert loss_verdict.SETTLED == spikes.SETTLED and loss_verdict.PATIENCE == spikes.PATIENCE
+    assert spikes.needed("olmo-core") == loss_verdict.WINDOW + 1
+    assert spikes.WINDOW["olmo2"] == loss_verdict.MOST

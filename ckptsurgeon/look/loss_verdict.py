@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ckptsurgeon.look.glance import Glance
+from ckptsurgeon.look.loss_tail import LossTail
 
 SPAN, SETTLED, PATIENCE = 50, 11, 100
 WINDOW, SIGMAS, MOST = 128, 6.0, 1000
@@ -37,7 +37,7 @@ class Level:
     calm: bool
 
 
-def level(seen: Glance) -> Level | None:
+def level(seen: LossTail) -> Level | None:
     """Where the loss ends; None with a value that is no number, or with under 2 SPAN points."""
     values = seen.values
     if not all(map(math.isfinite, values)) or len(values) < 2 * SPAN:
@@ -63,7 +63,7 @@ class Rise:
     now: float
 
 
-def risen(seen: Glance) -> Rise | None:
+def risen(seen: LossTail) -> Rise | None:
     """The rise that the loss ends on, by the least size that matters to advise; None where it ends
     lower, or with under LEAST points. What is no number is left out."""
     points = [
@@ -82,7 +82,7 @@ def risen(seen: Glance) -> Rise | None:
     return Rise(points[means.index(best) + len(values) - len(means)][0], best, now)
 
 
-def broken(seen: Glance) -> int | None:
+def broken(seen: LossTail) -> int | None:
     """The step from which on the loss is no number, to the end and three times or more: it
     diverged, whatever came before. None where it does not end so."""
     bad = len(seen.values)
@@ -91,7 +91,7 @@ def broken(seen: Glance) -> int | None:
     return seen.steps[bad] if len(seen.values) - bad >= 3 else None
 
 
-def diverged(seen: Glance) -> int | None:
+def diverged(seen: LossTail) -> int | None:
     """The step at which the loss left its course for good, as advise says; None where these points
     do not decide: they are not all of the log, the jump is no clear one, came back or is too near
     the end, other data might look like it, or the loss had risen before it."""
@@ -107,7 +107,7 @@ def diverged(seen: Glance) -> int | None:
         margin = values[k] - mean - SIGMAS * std
         if std < STEADY or margin < -EVEN * abs(values[k]):
             continue
-        base = level(Glance(steps[:k], values[:k]))
+        base = level(LossTail(steps[:k], values[:k]))
         decided = (
             margin > EVEN * abs(values[k])
             and k + SETTLED < len(steps)  # by then cusum has seen it, and advise counts from there

@@ -12,7 +12,7 @@ import pytest
 from ckptsurgeon import Run
 from ckptsurgeon.errors import VerificationFailed
 from ckptsurgeon.launch.relaunch import command, relaunch
-from ckptsurgeon.logs.printed.word import Word
+from ckptsurgeon.logs.printed.comparison import Comparison
 from ckptsurgeon.look.expected import expected
 from tests.conftest import Trained
 from tests.support.surgeries import operate
@@ -38,14 +38,14 @@ def lines(run: Run, factor: float = 1.0, count: int = 2) -> list[str]:
     return out
 
 
-def start(root: Path, code: str, check: bool = False) -> tuple[int, str, Word]:
+def start(root: Path, code: str, check: bool = False) -> tuple[int, str, Comparison]:
     wanted = {"relaunch": {"command": [sys.executable, "-c", code]}}
     (root / "ckptsurgeon.yaml").write_text(json.dumps(wanted))
     run, out = Run.open(root), io.StringIO()
-    word = Word(expected(run, run.latest()))
-    promise = word.expected.promise
-    status = relaunch(run, promise, command(run), check=check, out=out, word=word)
-    return status, out.getvalue(), word
+    comparison = Comparison(expected(run, run.latest()))
+    promise = comparison.expected.promise
+    status = relaunch(run, promise, command(run), check=check, out=out, comparison=comparison)
+    return status, out.getvalue(), comparison
 
 
 def test_lines_that_keep_the_promise_are_said_to(
@@ -53,9 +53,9 @@ def test_lines_that_keep_the_promise_are_said_to(
 ) -> None:
     root = trained()
     text = lines(Run.open(root))
-    status, out, word = start(root, f"print('hello'); print({text[0]!r}); print({text[1]!r})")
+    status, out, comparison = start(root, f"print('hello'); print({text[0]!r}); print({text[1]!r})")
     assert (status, out.splitlines()) == (0, ["hello", *text])
-    assert word.differs == [] and word.done
+    assert comparison.differs == [] and comparison.done
     told = capsys.readouterr().err
     assert (
         "note: the trainer's output agrees with the promise of step 9: step 9, lr of update" in told
@@ -89,9 +89,9 @@ def test_a_dict_is_not_taken_for_the_json_line(trained: Trained) -> None:
     """The Hugging Face Trainer prints one: it says nothing that this run could be held to."""
     root = trained()
     line = "{'loss': '3.0', 'learning_rate': '0.0002', 'epoch': '0.5'}"
-    status, out, word = start(root, f"print({line!r})")
+    status, out, comparison = start(root, f"print({line!r})")
     assert (status, out) == (0, f"{line}\n")
-    assert word.not_compared == ["the line names no step"]
+    assert comparison.not_compared == ["the line names no step"]
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
@@ -108,9 +108,9 @@ def test_a_trainer_that_prints_nothing_is_held_to_its_logs(trained: Trained, fac
         "writer.close()"
     )
     if factor == 1.0:
-        status, _, word = start(root, code)
+        status, _, comparison = start(root, code)
         assert status == 0
-        assert [item.partition(":")[0] for item in word.agrees] == [
+        assert [item.partition(":")[0] for item in comparison.agrees] == [
             "step 9", "lr of update 10", "lr of update 11",
         ]  # fmt: skip
     else:
@@ -121,5 +121,5 @@ def test_a_trainer_that_prints_nothing_is_held_to_its_logs(trained: Trained, fac
 def test_points_from_before_the_start_are_not_its_word(trained: Trained) -> None:
     """The run logged its updates up to 8, and a trainer of before the surgery others."""
     root = trained()
-    _, _, word = start(root, "print('quiet')")
-    assert word.lines == [] and not word.heard
+    _, _, comparison = start(root, "print('quiet')")
+    assert comparison.lines == [] and not comparison.heard

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ckptsurgeon.hints import Hint
-from ckptsurgeon.logs.printed.stated import Number, Stated
+from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number
 from ckptsurgeon.plans.promise import Promise
 
 UPDATES = 2
@@ -55,7 +55,7 @@ class Expected:
     steady_betas: bool = True
     remedy: tuple[Hint, ...] = ()
 
-    def steps(self, statement: Stated) -> range | None:
+    def steps(self, statement: LoggedUpdate) -> range | None:
         """The updates that a statement may be of: several where it names an epoch that was rounded,
         None where it names neither."""
         if statement.step is not None:
@@ -69,7 +69,7 @@ class Expected:
 
 
 @dataclass
-class Word:
+class Comparison:
     """What was heard so far. `differs` holds a sentence for each difference, with the line;
     `has_rates` is whether any statement named a learning rate."""
 
@@ -115,7 +115,7 @@ class Word:
         )
         return [f"{title}: {', '.join(items)}" for title, items in parts if items]
 
-    def add(self, other: Word) -> None:
+    def add(self, other: Comparison) -> None:
         """Also what `other`, of the same checkpoint, has heard."""
         self.agrees += [item for item in other.agrees if item not in self.agrees]
         self.differs += [item for item in other.differs if item not in self.differs]
@@ -125,7 +125,7 @@ class Word:
         self._fields |= other._fields
         self._updates |= other._updates
 
-    def hear(self, statement: Stated) -> None:
+    def feed(self, statement: LoggedUpdate) -> None:
         """Hold one statement against the promise."""
         if self.done:
             return
@@ -146,7 +146,7 @@ class Word:
 
     # --- which update ----------------------------------------------------------------------------
 
-    def _which(self, statement: Stated) -> list[int]:
+    def _which(self, statement: LoggedUpdate) -> list[int]:
         """How far after the checkpoint the update is: 1 is the promised one. Several where the line
         names an epoch alone, in too few digits."""
         last = self.expected.promise.step - 1
@@ -164,7 +164,7 @@ class Word:
     # --- the rates -------------------------------------------------------------------------------
 
     def _rates(
-        self, statement: Stated, updates: list[int], left_out: int, batch: int | None
+        self, statement: LoggedUpdate, updates: list[int], left_out: int, batch: int | None
     ) -> None:
         """The rates of `updates`, of which so many were left out: their schedule stood."""
         places = [k - left_out - self._passed_over(k) for k in updates]
@@ -187,7 +187,7 @@ class Word:
         )
 
     def _rate(
-        self, statement: Stated, number: Number, of: str, which: list[int], batch: int | None
+        self, statement: LoggedUpdate, number: Number, of: str, which: list[int], batch: int | None
     ) -> None:
         """One rate against those of the updates that it may be of."""
         promise = self.expected.promise
@@ -219,7 +219,7 @@ class Word:
 
     # --- the rest --------------------------------------------------------------------------------
 
-    def _counts(self, statement: Stated, k: int, batch: int | None) -> None:
+    def _counts(self, statement: LoggedUpdate, k: int, batch: int | None) -> None:
         promise, size = self.expected.promise, self.expected.batch_size
         if batch is not None and size is not None:
             same = f"global batch size {batch}"
@@ -240,7 +240,7 @@ class Word:
         if statement.loss_scale is not None and promise.loss_scale is not None:
             self._scale(statement, statement.loss_scale, promise.loss_scale, k)
 
-    def _scale(self, statement: Stated, number: Number, promised: float, k: int) -> None:
+    def _scale(self, statement: LoggedUpdate, number: Number, promised: float, k: int) -> None:
         """An update may double or halve a dynamic scale, and what is said is from after it."""
         self._fields.add("loss_scale")
         if number.agrees(promised) or (promised != 1 and _doublings(number.value / promised) <= k):
@@ -248,7 +248,7 @@ class Word:
         else:
             self._differs("loss scale", f"{promised:g}", f"{number}", statement)
 
-    def _betas(self, statement: Stated) -> None:
+    def _betas(self, statement: LoggedUpdate) -> None:
         promised = self.expected.promise.betas
         if statement.betas is None or promised is None:
             return
@@ -270,7 +270,7 @@ class Word:
         if first and words not in self.agrees:
             self.agrees.append(words)
 
-    def _differs(self, name: str, promised: str, words: str, statement: Stated) -> None:
+    def _differs(self, name: str, promised: str, words: str, statement: LoggedUpdate) -> None:
         if any(sentence.startswith(f"{name}:") for sentence in self.differs):
             return  # of more lines the first one tells it
         line = statement.text if len(statement.text) <= LONGEST else f"{statement.text[:LONGEST]}…"
@@ -289,7 +289,7 @@ def _doublings(ratio: float) -> float:
     return abs(count) if abs(count - round(count)) < 1e-6 else math.inf
 
 
-def after(statements: Sequence[Stated], expected: Expected) -> list[Stated]:
+def after(statements: Sequence[LoggedUpdate], expected: Expected) -> list[LoggedUpdate]:
     """Of what a trainer said over several starts, that of the start which went on after the
     checkpoint.
 
@@ -298,7 +298,7 @@ def after(statements: Sequence[Stated], expected: Expected) -> list[Stated]:
     says."""
     step = expected.promise.step - 1
     numbers = [steps[-1] if (steps := expected.steps(s)) else None for s in statements]
-    starts: list[list[tuple[int | None, Stated]]] = []
+    starts: list[list[tuple[int | None, LoggedUpdate]]] = []
     highest = -1
     for number, statement in zip(numbers, statements, strict=True):
         if not starts or (number is not None and number <= highest):

@@ -48,7 +48,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Story:
+class Timeline:
     """`saved` is step → one of the words above; `skips` and `rewarms` are ranges of steps, both
     ends included; `edits` are surgeries that went nowhere: step and receipt."""
 
@@ -62,17 +62,17 @@ class Story:
     advice: Advice
 
 
-def tell(read: Curves, run: Run | None, rule: str | None = None) -> Story:
+def timeline_of(read: Curves, run: Run | None, rule: str | None = None) -> Timeline:
     """The story of a run by its curves, its receipts and its attic; without a run by the curves
     alone. Reads only."""
     told = advise(read, run, rule=rule, level=soundness.NAMES)
     by_themselves = [Left(branch, _before(branch)) for branch in read.left]
     if run is None or run.bare:
         name = ", ".join(path.name for path in read.sources)
-        return Story(name, read.kept, tuple(by_themselves), {}, (), (), (), told)
+        return Timeline(name, read.kept, tuple(by_themselves), {}, (), (), (), told)
     receipts = run.receipts()
     force = standing(receipts)
-    return Story(
+    return Timeline(
         run.name,
         read.kept,
         (*by_themselves, *_left(run, receipts)),

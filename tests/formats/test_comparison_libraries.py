@@ -15,8 +15,8 @@ import torch.distributed.checkpoint as dcp
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.logs.printed import lightning as grammar
 from ckptsurgeon.logs.printed import points
+from ckptsurgeon.logs.printed.comparison import Comparison
 from ckptsurgeon.logs.printed.families import FAMILIES, Listener
-from ckptsurgeon.logs.printed.word import Word
 from ckptsurgeon.look.listen import listen
 from ckptsurgeon.recipe.file import from_data
 
@@ -122,7 +122,7 @@ def titan(tmp_path: Path) -> Path:
     return root
 
 
-def titan_goes_on(tmp_path: Path, root: Path, lr: float) -> tuple[list[str], Word]:
+def titan_goes_on(tmp_path: Path, root: Path, lr: float) -> tuple[list[str], Comparison]:
     """What it prints, and what it says in TensorBoard."""
     second = Titan(lr, tmp_path / "tb")
     second.load(root / "step-6")
@@ -200,7 +200,7 @@ def test_olmo_cores_console_is_read(tmp_path: Path) -> None:
             callback.log_metrics(step, metrics)
 
     listener = Listener(FAMILIES["olmo-core"])
-    heard = [s for line in printed(console_logger.log, act) for s in listener.hear(line)]
+    heard = [s for line in printed(console_logger.log, act) for s in listener.feed(line)]
     assert [statement.step for statement in heard] == [5, 6]
     for statement in heard:
         assert statement.step is not None and statement.lr is not None
