@@ -50,7 +50,7 @@ class LiveComparison:
         self._refuse(self._comparison)
         if not self._comparison.has_rates:
             self._look()
-        return self._comparison.heard and self._close()
+        return self._comparison.begun and self._close()
 
     def _look(self) -> bool:
         """Hear the logs since the start. True if they say the rates."""

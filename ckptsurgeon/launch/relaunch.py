@@ -154,7 +154,7 @@ def relaunch(
         argv = [*argv, "--exit-after-first-line" if check else "--confirm"]
     compared = False
     live = None if bundled or comparison is None else LiveComparison(run, comparison)
-    # Python keeps lines back where its output is a pipe: they would be heard when it is too late.
+    # Python keeps lines back where its output is a pipe: they would come when it is too late.
     environment = None if live is None else {"PYTHONUNBUFFERED": "1", **os.environ}
     with _started(run, argv, environment) as trainer:
         assert trainer.stdin is not None and trainer.stdout is not None

@@ -1,4 +1,4 @@
-"""The loss at a glance: its last points, from the ends of the newest event files or of what the
+"""The tail of the loss: its last points, from the ends of the newest event files or of what the
 trainer logged elsewhere (`histories`), without NumPy.
 
 `status` shows it. What is read is bounded, however long the run is.

@@ -16,7 +16,7 @@ SPAN, SETTLED, PATIENCE = 50, 11, 100
 WINDOW, SIGMAS, MOST = 128, 6.0, 1000
 STEADY = 1e-10
 """As in advise's rules. OLMo-core's 6 sigma over 128 points judge the first MOST points of a run;
-later ones are judged by 1,000 before them, more than a glance holds."""
+later ones are judged by 1,000 before them, more than a tail holds."""
 SHARE, LEARNT, NOISES = 0.125, 0.05, 4.0
 LEAST = 4 * SETTLED
 """As in advise's rises: the least rise that matters, and the points below which nothing is said."""

@@ -1,4 +1,4 @@
-"""The story of a run: what was kept, what was left and why, and what is saved: for its picture."""
+"""The timeline of a run, for its picture: what was kept, abandoned (and why), and saved."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Timeline:
 
 
 def timeline_of(read: Curves, run: Run | None, rule: str | None = None) -> Timeline:
-    """The story of a run by its curves, its receipts and its attic; without a run by the curves
+    """The timeline of a run by its curves, its receipts and its attic; without a run by the curves
     alone. Reads only."""
     told = advise(read, run, rule=rule, level=soundness.NAMES)
     by_themselves = [Left(branch, _before(branch)) for branch in read.left]

@@ -267,7 +267,7 @@ def _comparison(comparison: Comparison, style: Style) -> list[str]:
         lines = [
             f"{style.paint('mismatch:', RED)} the trainer differs from the promise of step {step}"
         ]
-    elif comparison.heard:
+    elif comparison.begun:
         lines = [
             f"{style.paint('verified:', GREEN)} the trainer matches the promise of step {step}"
         ]

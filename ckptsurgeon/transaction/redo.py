@@ -10,7 +10,8 @@ shard, or an error from at least one of them; the same holds after a power cut a
    one that an earlier attempt finished is cut back to there. The end record that a reader looks
    for is not in reach: it fails loudly.
 2. The other writes of all files follow, and are durable before the first last write begins.
-3. The last writes make the files valid again, one after the other. Until all are, one is loud.
+3. The last writes make the files valid again, one after the other. Until all are, no reader
+   accepts one of them.
 
 Truncation runs the same way back: every last write is cut off, durably, before any file gets its
 old size, and that comes after all other edits. So replaced shards do not mix with appended ones
@@ -18,7 +19,7 @@ either, when the plan names them before the appended ones (an undo names them af
 
 Limits: it holds for a reader that opens its shards at one moment, not for one that read a shard
 before the surgery and the next one after it. A plan that replaces several shards and appends to
-none must make one of them loud itself: replace it first with a file that no reader accepts, and
+none must make one of them unreadable itself: replace it first with what no reader accepts, and
 once more, with the new bytes, after the others. A file that a plan names twice is a barrier.
 """
 

@@ -233,7 +233,7 @@ def test_status_says_it_in_json(surgeon: Surgeon, diverged: Path, tmp_path: Path
 def test_status_loads_no_numpy_to_say_so(
     surgeon: Surgeon, diverged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor what verify needs: the modules are most of what a glance at the loss costs."""
+    """Nor what verify needs: the modules are most of what reading the loss's tail costs."""
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     code, shown = on_terminal("", "-C", diverged, "status")
     loaded = {line.rpartition("|")[2].strip() for line in shown.splitlines() if "|" in line}

@@ -1,4 +1,4 @@
-"""A trainer of the user's own is heard while it runs: its lines, else its logs; and stopped."""
+"""A trainer of the user's own is compared while it runs: its lines, else its logs; and stopped."""
 
 from __future__ import annotations
 
@@ -122,4 +122,4 @@ def test_points_from_before_the_start_are_not_its_word(trained: Trained) -> None
     """The run logged its updates up to 8, and a trainer of before the surgery others."""
     root = trained()
     _, _, comparison = start(root, "print('quiet')")
-    assert comparison.lines == [] and not comparison.heard
+    assert comparison.lines == [] and not comparison.begun

@@ -21,7 +21,7 @@ STRIDE = 45
 
 
 def ends(kept: Branch) -> Iterator[tuple[LossTail, Curves]]:
-    """The log as it was at several times: what a glance sees, and the curves."""
+    """The log as it was at several times: what its tail holds, and the curves."""
     loss = kept["loss"]
     steps, values = loss.steps.tolist(), loss.values.tolist()
     for n in [*range(110, len(steps), STRIDE), len(steps)]:

@@ -1,4 +1,4 @@
-"""The story of a run by its receipts: what was left, where training went on, what is saved."""
+"""The timeline of a run by its receipts: what was left, where training went on, what is saved."""
 
 from __future__ import annotations
 

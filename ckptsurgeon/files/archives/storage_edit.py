@@ -74,7 +74,7 @@ def blanks(
     tree: Any, tensor_edits: Sequence[TensorEdit]
 ) -> tuple[dict[str, int], list[TensorEdit]]:
     """The storages that become zeros as a whole and are one tensor's alone, with their bytes; and
-    the other wishes, which `storage_edits` takes."""
+    the other edits, which `storage_edits` takes."""
     holders = Counter(map(attrgetter("storage"), all_tensors(tree)))
     blank: list[Tensor] = []
     rest: list[Tensor] = []
@@ -96,10 +96,10 @@ def blanks(
 
 
 def storage_edits(tree: Any, tensor_edits: Sequence[TensorEdit]) -> dict[str, StorageEdit]:
-    """By storage key, what it takes that each wish comes true.
+    """By storage key, what must be written for each of these edits.
 
-    Raises SurgeryError if a byte would also change that belongs to a tensor not in `wishes`, or if
-    two wishes contradict each other."""
+    Raises SurgeryError if a byte would also change of a tensor that is not in
+    `tensor_edits`, or if two of them contradict each other."""
     out: dict[str, StorageEdit] = {}
     for tensor, number, elements in one_by_one(tensor_edits):
         size = tensor.storage_numel * ITEM_BYTES[tensor.dtype]

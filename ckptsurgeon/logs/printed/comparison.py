@@ -16,7 +16,7 @@ from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number
 from ckptsurgeon.plans.promise import Promise
 
 UPDATES = 2
-"""Statements about so many different updates are heard."""
+"""Statements about so many different updates are compared."""
 BACK = 0.25
 """A rate whose logarithm is nearer to that from before the surgery than this share of the change
 has gone back to it."""
@@ -70,8 +70,8 @@ class Expected:
 
 @dataclass
 class Comparison:
-    """What was heard so far. `differs` holds a sentence for each difference, with the line;
-    `has_rates` is whether any statement named a learning rate."""
+    """What the trainer has said so far. `differs` holds a sentence for each difference, with the
+    line; `has_rates` is whether any statement named a learning rate."""
 
     expected: Expected
     agrees: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Comparison:
     _skipped: int = 0
 
     @property
-    def heard(self) -> bool:
+    def begun(self) -> bool:
         """Whether anything that was said could be held against the promise."""
         return bool(self.agrees or self.differs)
 
@@ -116,7 +116,7 @@ class Comparison:
         return [f"{title}: {', '.join(items)}" for title, items in parts if items]
 
     def add(self, other: Comparison) -> None:
-        """Also what `other`, of the same checkpoint, has heard."""
+        """Also what `other`, of the same checkpoint, has compared."""
         self.agrees += [item for item in other.agrees if item not in self.agrees]
         self.differs += [item for item in other.differs if item not in self.differs]
         self.not_compared += [i for i in other.not_compared if i not in self.not_compared]
