@@ -109,7 +109,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
                 raise _stopped(run, plan) from None
         common.report(
             lambda: report.done(
-                receipt, common.style, back=_back(run, receipt), resume=_resume(run, plan)
+                receipt, common.style, back=back(run, receipt), resume=_resume(run, plan)
             ),
             lambda: report.plan_json(plan, run.format.name, receipt),
         )
@@ -125,7 +125,7 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
             raise
 
 
-def _back(run: Run, receipt: Receipt) -> Command:
+def back(run: Run, receipt: Receipt) -> Command:
     """What takes it back: an undo; a redo, if it is an undo itself."""
     if receipt.undoes is None:
         return command("undo", receipt.id)

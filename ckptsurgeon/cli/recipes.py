@@ -11,7 +11,7 @@ import typer
 
 from ckptsurgeon import report, whole_file
 from ckptsurgeon.cli import new_file
-from ckptsurgeon.cli.carry_out import carry_out, open_for, operate, show
+from ckptsurgeon.cli.carry_out import back, carry_out, open_for, operate, show
 from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
@@ -206,7 +206,12 @@ def recover(*, common: Common) -> None:
         common.answer(lambda: text, lambda: document)
         return
     done = surgery.recover(run)
-    common.report(lambda: report.recovery(done, common.style), lambda: report.recovery_json(done))
+    receipt = next((each for each in run.receipts() if each.id == done.receipt), None)
+    taken_back = None if receipt is None else back(run, receipt)
+    common.report(
+        lambda: report.recovery(done, common.style, receipt, taken_back),
+        lambda: report.recovery_json(done, receipt),
+    )
 
 
 def read_plan(path: Path) -> Plan:

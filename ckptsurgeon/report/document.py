@@ -58,6 +58,7 @@ def plan_json(plan: Plan, format: str, receipt: Receipt | None = None) -> dict[s
         "edits": len(plan.edits),
         "warnings": list(plan.warnings),
         "undoes": plan.undoes,
+        "restored": plan.restored or None,
         "applied": receipt is not None,
         "receipt": None if receipt is None else receipt.id,
         "verdict": None if receipt is None else _verdict(plan.promise),
@@ -252,6 +253,7 @@ def log_json(
                 "recipe": plain(item.recipe),
                 "promise": plain(item.promise),
                 "undoes": item.undoes,
+                "restored": item.restored or None,
                 "pruned": item.id in pruned,
             }
             for item in reversed(receipts)
@@ -260,13 +262,14 @@ def log_json(
     }
 
 
-def recovery_json(done: Recovery) -> dict[str, Any]:
-    """The document of `recover`."""
+def recovery_json(done: Recovery, receipt: Receipt | None = None) -> dict[str, Any]:
+    """The document of `recover`; with the receipt of what it finished."""
     return {
         "schema": SCHEMA,
         "outcome": done.outcome,
         "title": done.title,
         "receipt": done.receipt,
+        "restored": None if receipt is None else receipt.restored or None,
         "files": acts(done.steps),
     }
 

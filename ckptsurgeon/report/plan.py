@@ -184,12 +184,7 @@ def done(
 ) -> str:
     """What was done, and the two commands that come next: `back` takes it back, by default an undo;
     `resume` is empty for bare logs."""
-    text = f"receipt {receipt.id}"
-    if receipt.undoes is not None:
-        what = "the run is" if receipt.steps else "what it changed is"
-        text += f"; {what} {_RESTORED.get(receipt.restored, _RESTORED[''])} {receipt.undoes}"
-        if receipt.restored == CHANGED:
-            text += ", but for the files that were changed since"
+    text = f"receipt {receipt.id}{_restored(receipt)}"
     lines = []
     if receipt.promise is not None:
         changed = {change.field for change in receipt.changes}
@@ -205,6 +200,15 @@ def done(
         to_know = command("verify", "--log", "FILE", why="what it printed from then on")
         lines.append(f"  to know  {hint_text(to_know)}")
     return "\n".join(lines)
+
+
+def _restored(receipt: Receipt) -> str:
+    """What an undo brought back, by what it compared; empty for any other surgery."""
+    if receipt.undoes is None:
+        return ""
+    what = "the run is" if receipt.steps else "what it changed is"
+    but = ", but for the files that were changed since" if receipt.restored == CHANGED else ""
+    return f"; {what} {_RESTORED.get(receipt.restored, _RESTORED[''])} {receipt.undoes}{but}"
 
 
 def _verdict(values: Promise, changed: Collection[str]) -> str:
@@ -274,16 +278,19 @@ def _how(known: Mapping[str, Receipt], id: str) -> str:
     return "redone" if id in known and known[id].undoes is not None else "undone"
 
 
-def recovery(done: Recovery, style: Style) -> str:
-    """What `recover` found and did."""
+def recovery(
+    done: Recovery, style: Style, receipt: Receipt | None = None, back: Command | None = None
+) -> str:
+    """What `recover` found and did; with the receipt of what it finished and what takes it back."""
     if done.outcome == "nothing":
         return "nothing to recover: no surgery was interrupted"
     title = clean(done.title or "")
     if done.outcome == "discarded":
         return f"{style.paint('discarded:', GREEN)} {title}; the run is exactly as it was"
     text = f"{style.paint('finished:', GREEN)} {title}"
-    if done.receipt is not None:
-        text += f"; receipt {done.receipt}\n  undo     {command('undo', done.receipt)}"
+    if receipt is not None:
+        back = back or command("undo", receipt.id)
+        text += f"; receipt {receipt.id}{_restored(receipt)}\n  {back.words[0]:<8} {back}"
     return "\n".join([*table(edits(done.steps), style), text])
 
 

@@ -97,6 +97,26 @@ def test_a_quiet_command_prints_the_document_it_was_asked_for(
     assert json.loads(done.stdout)["verdict"] == "verified" and done.stderr == ""
 
 
+def test_an_undo_says_what_it_compared_and_restored(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+
+    def told(*words: object) -> dict[str, Any]:
+        return dict(json.loads(surgeon(*words, "--json", "--yes", "-C", root).stdout))
+
+    assert told("rollback", "--to", 4)["restored"] is None
+    assert told("undo", "-n")["restored"] == told("undo")["restored"] == "same"
+    assert told("redo")["restored"] == "same"
+    pointer = next((root / ".ckptsurgeon/attic").rglob("latest"))
+    pointer.write_text("global_step2")
+    assert told("undo", "--as-they-are")["restored"] == "changed"
+    assert [item["restored"] for item in told("log")["receipts"]] == [
+        "changed",
+        "same",
+        "same",
+        None,
+    ]
+
+
 def test_every_promise_has_the_same_keys(printed: dict[str, dict[str, Any]]) -> None:
     keys = list(printed["promise"])
     for name in ("plan", "show", "verify", "status", "relaunch"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from ckptsurgeon import Hyperparameters, Recipe, disk, surgery
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.run.run import Run
-from tests.cli.conftest import Surgeon
+from tests.cli.conftest import Surgeon, hints
 from tests.conftest import Trained
 from tests.formats.matrix import hugging_face
 from tests.support.snapshot import snapshot
@@ -175,6 +176,32 @@ def test_an_interrupted_surgery_waits_for_recover(surgeon: Surgeon, trained: Tra
     assert "finished: set lr=0.0005; receipt 0001" in finished.stdout
     assert surgeon("recover", "-C", root).stdout.startswith("nothing to recover")
     assert surgeon("verify", "-C", root).exit_code == 0
+
+
+def test_an_interrupted_undo_is_finished_and_can_be_taken_back(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    """It says what it restored, as an undo that nobody interrupted, and its hint works."""
+    root = trained()
+    surgeon("set-lr", "5e-4", "--yes", "-C", root)
+    after = Run.open(root).state(8).promise
+
+    def stop(phase: str, done: int, total: int) -> None:
+        if phase == "editing":
+            raise KeyboardInterrupt
+
+    run = Run.open(root)
+    with pytest.raises(InterruptedSurgery):
+        surgery.apply(run, surgery.plan_undo(run), progress=stop)
+    copy = shutil.copytree(root, root.parent / "copy")
+    finished = surgeon("recover", "-C", root)
+    assert "receipt 0002; the run is byte for byte what it was before 0001" in finished.stdout
+    told = json.loads(surgeon("recover", "--json", "-C", copy).stdout)
+    assert (told["receipt"], told["restored"]) == ("0002", "same")
+    *_, back = hints(finished.stdout)
+    assert back[-1:] == ["redo"]
+    assert surgeon(*back, "--yes").exit_code == 0
+    assert Run.open(root).state(8).promise == after
 
 
 def test_a_missing_file_is_an_error_and_no_traceback(

@@ -379,7 +379,8 @@ def test_the_log_is_newest_first_with_reasons() -> None:
 def test_a_recovery_says_on_which_side_the_run_is() -> None:
     assert "no surgery was interrupted" in report.recovery(Recovery("nothing"), LOOK)
     assert "exactly as it was" in report.recovery(Recovery("discarded", "set lr"), LOOK)
-    assert "undo 0003" in report.recovery(Recovery("finished", "set lr", "0003"), LOOK)
+    finished = Recovery("finished", "set lr", RECEIPT.id)
+    assert f"undo {RECEIPT.id}" in report.recovery(finished, LOOK, RECEIPT)
 
 
 def test_a_plan_document_is_json_with_numbers_that_json_has() -> None:
