@@ -15,7 +15,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look.advise.rules import RULES
 from ckptsurgeon.operations.events import ORDERS
-from ckptsurgeon.operations.section import unknown_value
+from ckptsurgeon.operations.key import unknown_value
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.curves import Curves

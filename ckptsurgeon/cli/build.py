@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from ckptsurgeon.cli.commands import Command, examples, exit_codes
-from ckptsurgeon.cli.options import Cancelled, Common
+from ckptsurgeon.cli.options import Cancelled, Common, OneLiner
 from ckptsurgeon.cli.parameter_types import parameter_types
+from ckptsurgeon.cli.sections import Flags
 from ckptsurgeon.cli.typed import follow
-from ckptsurgeon.cli.usage import from_system
+from ckptsurgeon.cli.usage import as_typed, from_system
 from ckptsurgeon.cli.values import PlainCommand
 from ckptsurgeon.hints import again
 
@@ -51,34 +53,31 @@ def build(row: Command) -> Any:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` as Typer wants it: a parameter of a class above becomes the options in that class.
+    """`function` as Typer wants it: a parameter of a class above becomes the options in that class,
+    and one that is a section of a recipe the flags of its keys.
 
     A STEP may be the name of its folder, or `latest`; `function` gets its number. Ctrl-C inside
     `function` becomes Cancelled, what the disk refuses a SurgeryError, and every hint follows what
     was typed."""
-    hints = parameter_types(function)
-    steps = [name for name, hint in hints.items() if _is_step(hint)]
-    hints |= {name: _typed(hints[name]) for name in steps}
     bundles: dict[str, type[Any]] = {}
+    sections: dict[str, Flags] = {}
     parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(function).parameters.values():
-        hint = hints[parameter.name]
-        if not is_dataclass(hint):
-            parameters.append(
-                parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
-            )
-            continue
-        bundles[parameter.name] = hint  # type: ignore[assignment]
-        types = get_type_hints(hint, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                item.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=item.default,
-                annotation=types[item.name],
-            )
-            for item in fields(hint)
-        ]
+    hints = parameter_types(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = hints[name]
+        if flags := Flags.of(hint):
+            sections[name] = flags
+            parameters += flags.parameters()
+        elif is_dataclass(hint):
+            bundles[name] = hint  # type: ignore[assignment]
+            types = get_type_hints(hint, include_extras=True)
+            parameters += [
+                _parameter(item.name, item.default, types[item.name]) for item in fields(hint)
+            ]
+        else:
+            parameters.append(_parameter(name, parameter.default, hint))
+    steps = [item.name for item in parameters if _is_step(item.annotation)]
+    types = {item.name: item.annotation for item in parameters}
 
     def invoke(**given: Any) -> None:
         from ckptsurgeon.files.one_look import one_look
@@ -87,15 +86,25 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
         common = next(given[name] for name, kind in bundles.items() if issubclass(kind, Common))
         follow(common, *(given[name] for name in bundles if given[name] is not common))
-        with one_look():
+        with one_look(), as_typed(types) if isinstance(common, OneLiner) else nullcontext():
             given |= {name: common.step(given[name]) for name in steps}
-            _carry_out(function, given)
+            made = {
+                name: flags.section({key: given.pop(key) for key in flags.keys})
+                for name, flags in sections.items()
+            }
+            _carry_out(function, given | made)
 
     invoke.__doc__ = function.__doc__
     invoke.__name__ = function.__name__
-    invoke.__annotations__ = {item.name: item.annotation for item in parameters}
+    invoke.__annotations__ = types
     invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return invoke
+
+
+def _parameter(name: str, default: Any, hint: Any) -> inspect.Parameter:
+    hint = _typed(hint) if _is_step(hint) else hint
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=hint)
 
 
 def _is_step(hint: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import Cancelled, Common, Declined, Editing, LogOneLiner, OneLiner
 from ckptsurgeon.cli.parameter_types import parameter_types
-from ckptsurgeon.cli.usage import as_typed
 from ckptsurgeon.errors import UNTOUCHED, SurgeryError
 from ckptsurgeon.hints import DRY_RUN, Command, Hint, again, command
 from ckptsurgeon.transaction.names import edited, outside_of_the_run
@@ -28,33 +27,30 @@ if TYPE_CHECKING:
 
 def one_liner(operation: Operation, name: str) -> Callable[..., None]:
     """The command `name` of an operation, with the options of every edit: it carries out the recipe
-    that its flags stand for."""
+    that was typed."""
     request = operation.command(name)
-    types = parameter_types(request)
     on_logs = any(kind.on_logs for kind in operation.sections)
+    bundle = LogOneLiner if on_logs else OneLiner
 
     def edit(*, common: OneLiner, **given: Any) -> None:
-        with as_typed(types):
-            _one_section(common, request(**given))
+        _or_print(common, request(**given))
 
-    bundle = LogOneLiner if on_logs else OneLiner
     signature = inspect.signature(request)
     common = inspect.Parameter("common", inspect.Parameter.KEYWORD_ONLY, annotation=bundle)
     edit.__doc__ = request.__doc__
     edit.__name__ = request.__name__
-    edit.__annotations__ = {**types, "common": bundle}
+    edit.__annotations__ = {**parameter_types(request), "common": bundle}
     edit.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*signature.parameters.values(), common]
     )
     return edit
 
 
-def _one_section(common: OneLiner, data: Mapping[str, Any]) -> None:
-    """Carry out the recipe that the flags of a one-line command stand for, or print it."""
-    from ckptsurgeon.recipe.file import from_data, to_data
-
-    recipe = from_data(data)
+def _or_print(common: OneLiner, recipe: Recipe) -> None:
+    """Carry out the recipe of a one-line command, or print it."""
     if common.print_recipe:
+        from ckptsurgeon.recipe.file import to_data
+
         recipe = recipe.but(why=common.why)
         common.answer(lambda: report.recipe(recipe), lambda: to_data(recipe))
         return

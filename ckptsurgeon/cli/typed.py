@@ -11,6 +11,7 @@ from ckptsurgeon.cli.commands import commands
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.cli.parameter_types import parameter_types
 from ckptsurgeon.hints import TYPED, Command
+from ckptsurgeon.operations.fields import Fields
 
 CARRIED = ("as_json", "allow_global", "tb", "log", "tag", "rule", "branch", "order")
 """Options that mean the same in every command that has them from the same bundle."""
@@ -57,9 +58,13 @@ def _taken(hint: Command, common: Common, given: Sequence[Given]) -> tuple[list[
 
 
 def _bundles(row: Row) -> list[type[Any]]:
-    """The classes whose fields are options of a command."""
+    """The classes whose fields are options of a command, and not those of a recipe."""
     kinds = parameter_types(row.function()).values()
-    return [kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)]
+    return [
+        kind
+        for kind in kinds
+        if isinstance(kind, type) and is_dataclass(kind) and not issubclass(kind, Fields)
+    ]
 
 
 def _given(bundle: Any) -> list[Given]:

@@ -16,7 +16,6 @@ from ckptsurgeon.hints import Hint, command, shell
 
 KEY = re.compile(r"`[a-z_]+\.([a-z_]\w*)`")
 """A key of a recipe, as errors name it."""
-TYPED_AT = "the command line"
 PAIR = re.compile(r"[a-z_]\w*=.+")
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
 
@@ -53,7 +52,7 @@ def _typed(text: str, parameters: Mapping[str, Any]) -> str:
                 return re.sub(r"[\[\].]", "", shown)
         return f"`{match[1]}`"
 
-    return KEY.sub(name, text.removeprefix(f"{TYPED_AT}: "))
+    return KEY.sub(name, text)
 
 
 def from_system(error: OSError) -> SurgeryError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe, Section
@@ -16,8 +16,8 @@ class Operation:
     """One file: the module, and its commands with the line that `--help` shows of each.
 
     The module is imported when it is needed. It holds SECTIONS, a tuple of Section classes, and
-    COMMANDS, a dictionary that says which function a command is: one that returns the data of a
-    recipe."""
+    COMMANDS, a dictionary that says which function a command is: one that returns the Recipe that
+    was typed."""
 
     module: str
     commands: dict[str, str]
@@ -28,9 +28,9 @@ class Operation:
         sections: tuple[type[Section], ...] = import_module(self.module).SECTIONS
         return sections
 
-    def command(self, name: str) -> Callable[..., dict[str, Any]]:
+    def command(self, name: str) -> Callable[..., Recipe]:
         """The function of one of its commands."""
-        function: Callable[..., dict[str, Any]] = import_module(self.module).COMMANDS[name]
+        function: Callable[..., Recipe] = import_module(self.module).COMMANDS[name]
         return function
 
 
@@ -40,7 +40,7 @@ OPERATIONS = (
         "rollback": "Go back to a saved step.",
         "repair-latest": "Make `latest` name a checkpoint that loads.",
     }),
-    Operation(f"{HERE}.hyperparameters", {
+    Operation(f"{HERE}.set_commands", {
         "set-lr": "Change the learning-rate schedule.",
         "set": "Change hyperparameters in every place that keeps them.",
     }),

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import typer
-
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part
@@ -30,36 +28,54 @@ from ckptsurgeon.operations.computed_changes import (
     sources_of,
     with_copies,
 )
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import Limits
 from ckptsurgeon.operations.reset import Reset
-from ckptsurgeon.operations.section import (
-    Changes,
-    Recipe,
-    Section,
-    check_step,
-    given,
-    unknown_value,
-)
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.arithmetic import ITEM
 
-WAYS = ("last", "average", "zero")
 Parameters = Mapping[Parameter, Kinds]
 
 
 @dataclass(frozen=True)
 class Average(Section):
-    """Masters and weights of the step that is edited become the mean of `steps`, or of the `last`
-    so many saved steps up to it, each as much as `weights` says. The mean is taken of the fp32
-    masters, and the weights are rounded from it. `moments` stay those of the edited step (`last`),
-    become their mean, or are reset (`zero`); its counters and schedule stay."""
+    """Masters and weights of the step that is edited become the mean of several: that of the fp32
+    masters, and the weights are rounded from it. Counters and schedule stay."""
 
     key: ClassVar[str] = "average"
 
-    steps: list[str] = field(default_factory=list)
-    last: int | None = None
-    weights: list[str] = field(default_factory=list)
-    moments: str = "last"
+    steps: Annotated[
+        list[str],
+        Key(
+            "weights and fp32 masters of the edited step become their mean; all of one layout",
+            "[STEP]...",
+            "The steps of the mean.",
+            value="list of steps",
+        ),
+    ] = field(default_factory=list)
+    last: Annotated[
+        int | None,
+        Key(
+            "the newest N saved steps up to the edited one instead",
+            "--last N",
+            limits=Limits(least=2),
+        ),
+    ] = None
+    weights: Annotated[
+        list[str],
+        Key("how much each of `steps` counts; equal if not given", value="list of numbers"),
+    ] = field(default_factory=list)
+    moments: Annotated[
+        str,
+        Key(
+            "those of the edited step (default), their mean, or a reset",
+            "--moments WHAT",
+            "last, average or zero; last if not given.",
+            one_of=("last", "average", "zero"),
+        ),
+    ] = "last"
 
     def check(self, recipe: Recipe) -> None:
         if bool(self.steps) == (self.last is not None):
@@ -67,35 +83,33 @@ class Average(Section):
                 "an average has either `steps` or `last`",
                 next=command("average", "--last", "3", why="in a recipe last: 3"),
             )
-        if self.last is not None and self.last < 2:
-            raise UsageError(f"`average.last` is {self.last}", next="2 or more")
         numbers = self._numbers("steps", self.steps, int)
         if self.steps and len(set(numbers)) < 2:
             raise UsageError(
                 "`average.steps` needs two different steps",
                 next=command("average", "--last", "2", why="in a recipe last: 2"),
             )
-        for step in numbers:
-            check_step(int(step))
         shares = self._numbers("weights", self.weights, float)
         if shares and (len(shares) != len(self.steps) or sum(shares) <= 0 or min(shares) < 0):
             raise UsageError(
                 f"`average.weights` is {self.weights}",
                 next="one for each of `steps`, none below 0, and not all 0",
             )
-        if self.moments not in WAYS:
-            raise unknown_value(self.moments, WAYS, "average.moments")
         if "moments" in recipe[Reset].reset:
             raise UsageError("both `average` and `reset` decide the moments", next="moments: zero")
 
     def _numbers(self, key: str, texts: Sequence[str], kind: type) -> list[float]:
-        try:
-            numbers = [kind(text) for text in texts]
-            finite = all(map(math.isfinite, numbers))
-        except (ValueError, OverflowError):
-            finite = False
-        if not finite:
-            raise UsageError(f"`average.{key}` is {list(texts)}", next=f"{key}: [20, 40]")
+        numbers = []
+        for text in texts:
+            try:
+                number = kind(text)
+                finite = math.isfinite(number)
+            except (ValueError, OverflowError):
+                finite = False
+            if not finite:
+                hint = command("average", "20", "40", why=f"in a recipe {key}: [20, 40]")
+                raise UsageError(f"`average.{key}` is {text!r}, and no number", next=hint)
+            numbers.append(number)
         return numbers
 
     def reads(self, run: Run, step: int) -> list[Path]:
@@ -233,18 +247,7 @@ def _computed_dtype(part: Part, kinds: Kinds) -> str:
 # --- commands ------------------------------------------------------------------------------------
 
 
-def average(
-    steps: Annotated[
-        list[int] | None, typer.Argument(metavar="[STEP]...", help="The steps of the mean.")
-    ] = None,
-    last: Annotated[
-        int | None, typer.Option("--last", metavar="N", help="The newest N saved steps instead.")
-    ] = None,
-    moments: Annotated[
-        str | None,
-        typer.Option("--moments", metavar="WHAT", help="last, average or zero; last if not given."),
-    ] = None,
-) -> dict[str, Any]:
+def average(section: Average) -> Recipe:
     """Make weights the mean of several steps.
 
     The mean is of the fp32 masters, in whatever dtype the weights of a step are; the weights are
@@ -255,8 +258,7 @@ def average(
     ckptsurgeon average --last 3
     ckptsurgeon average 4 6 8 --moments average --dry-run
     """
-    texts = [str(step) for step in steps or ()] or None
-    return {"average": given(steps=texts, last=last, moments=moments)}
+    return Recipe(section)
 
 
 SECTIONS = (Average,)

@@ -10,10 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-import typer
-
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.expressions import check_pattern
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.tensors.stretches import by_parameter
 from ckptsurgeon.hints import command
@@ -24,8 +21,10 @@ from ckptsurgeon.operations.computed_changes import (
     source,
     with_copies,
 )
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import Limits
 from ckptsurgeon.operations.reset import Reset
-from ckptsurgeon.operations.section import Changes, Recipe, Section, given
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change, Source
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.arithmetic import ITEM, floats
@@ -36,16 +35,34 @@ SLICE = 1 << 20
 
 @dataclass(frozen=True)
 class ClipMoments(Section):
-    """Entries of a parameter's exp_avg_sq that are more than `above` times the median of those
-    other than 0, or above their `percentile`, become that. Where one does, exp_avg is multiplied by
-    the root of the share that is left, so the next update stays what it was. `params` narrows
-    it."""
+    """Entries of a parameter's exp_avg_sq above a limit become it. Where one does, exp_avg is
+    multiplied by the root of the share that is left, so the next update stays what it was."""
 
     key: ClassVar[str] = "clip_moments"
 
-    above: float | None = None
-    percentile: float | None = None
-    params: str = ""
+    above: Annotated[
+        float | None,
+        Key(
+            "entries of exp_avg_sq above so many times the median of a parameter's entries other "
+            "than 0 become that, and exp_avg shrinks with them, so that the next update stays what "
+            "it was",
+            "--above F",
+            "Times the median of a parameter's entries.",
+            limits=Limits(least=1),
+        ),
+    ] = None
+    percentile: Annotated[
+        float | None,
+        Key(
+            "the limit is this percentile of them instead",
+            "--percentile P",
+            limits=Limits(least=50, below=100),
+        ),
+    ] = None
+    params: Annotated[
+        str,
+        Key("only parameters whose names match", "--params REGEX", pattern=True),
+    ] = ""
 
     def check(self, recipe: Recipe) -> None:
         if (self.above is None) == (self.percentile is None):
@@ -53,15 +70,6 @@ class ClipMoments(Section):
                 "clip_moments has either `above` or `percentile`",
                 next=command("clip-moments", "--above", "100", why="in a recipe above: 100"),
             )
-        if self.above is not None and not self.above >= 1:
-            raise UsageError(
-                f"`clip_moments.above` is {self.above:g}", next="1 or more times the median"
-            )
-        if self.percentile is not None and not 50 <= self.percentile < 100:
-            raise UsageError(
-                f"`clip_moments.percentile` is {self.percentile:g}", next="50 <= percentile < 100"
-            )
-        check_pattern("clip_moments.params", self.params)
         if "moments" in recipe[Reset].reset:
             raise UsageError(
                 "both `clip_moments` and `reset` decide the moments", next="drop one of them"
@@ -201,20 +209,7 @@ class _Entries:
 # --- commands ------------------------------------------------------------------------------------
 
 
-def clip_moments(
-    above: Annotated[
-        float | None,
-        typer.Option("--above", metavar="F", help="Times the median of a parameter's entries."),
-    ] = None,
-    percentile: Annotated[
-        float | None,
-        typer.Option("--percentile", metavar="P", help="The limit is this percentile instead."),
-    ] = None,
-    params: Annotated[
-        str | None,
-        typer.Option("--params", metavar="REGEX", help="Only parameters whose names match."),
-    ] = None,
-) -> dict[str, Any]:
+def clip_moments(section: ClipMoments) -> Recipe:
     """Lower the largest entries of exp_avg_sq.
 
     What is above the limit becomes it: F times the median of the entries other than 0, or a
@@ -225,7 +220,7 @@ def clip_moments(
     ckptsurgeon clip-moments --above 100
     ckptsurgeon clip-moments --percentile 99.9 --params word_embeddings --dry-run
     """
-    return {"clip_moments": given(above=above, percentile=percentile, params=params)}
+    return Recipe(section)
 
 
 SECTIONS = (ClipMoments,)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 STATES = ("moments", "loss-scale")
 """What `reset` takes."""
-DECAY_STYLES = ("constant", "linear", "cosine")
 
 
 def saved_steps(ctx: typer.Context) -> list[str]:
@@ -47,11 +46,6 @@ def undone(ctx: typer.Context) -> list[str]:
 def states() -> list[str]:
     """Of STATES."""
     return [*STATES]
-
-
-def decay_styles() -> list[str]:
-    """Of DECAY_STYLES."""
-    return [*DECAY_STYLES]
 
 
 def run_of(ctx: typer.Context) -> Run | None:

@@ -7,7 +7,7 @@ Sources: MiniCPM 2404.06395 §4 (a decay of 10 % of the steps), Hägele et al. 2
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -19,10 +19,12 @@ from ckptsurgeon.formats.schedules.shapes import SHAPES
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.batch import TOTAL
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import Limits
 from ckptsurgeon.operations.own_config import configured
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.rewarm import samples_of
-from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.operations.setter import SCHEDULE
 from ckptsurgeon.operations.skip import Skip
 from ckptsurgeon.run.run import Run
@@ -30,28 +32,45 @@ from ckptsurgeon.run.run import Run
 
 @dataclass(frozen=True)
 class Cooldown(Section):
-    """From the rate of the next step to `to` in `steps` trained iterations, along `shape`; the rate
-    then stays there. `percent` is the share of the whole run that the cooldown is: 10 after 900
-    steps means 100 more."""
+    """The rate goes down from that of the next step, and then stays there."""
 
     key: ClassVar[str] = "cooldown"
 
-    steps: int | None = None
-    percent: float | None = None
-    shape: str = "linear"
-    to: float = 0.0
+    steps: Annotated[
+        int | None,
+        Key(
+            "from the rate of the next step to `to` in so many trained iterations; not more than "
+            "it has trained so far",
+            limits=Limits(least=1),
+        ),
+    ] = None
+    percent: Annotated[
+        float | None,
+        Key(
+            "in place of `steps`: the share of the whole run that the cooldown is; 10 after 900 "
+            "steps is 100 more",
+            limits=Limits(above=0, below=100),
+        ),
+    ] = None
+    shape: Annotated[
+        str,
+        Key(
+            "`linear` if it is not given",
+            "--shape SHAPE",
+            "linear, 1-sqrt or cosine.",
+            one_of=tuple(SHAPES),
+        ),
+    ] = "linear"
+    to: Annotated[
+        float,
+        Key(
+            "the last rate, where it then stays; 0 if not given", "--to LR", limits=Limits(least=0)
+        ),
+    ] = 0.0
 
     def check(self, recipe: Recipe) -> None:
         if (self.steps is None) == (self.percent is None):
             raise UsageError("a cooldown has either `steps` or `percent`", next="percent: 10")
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"`cooldown.steps` is {self.steps}", next="1 or more")
-        if self.percent is not None and not 0 < self.percent < 100:
-            raise UsageError(f"`cooldown.percent` is {self.percent:g}", next="0 < percent < 100")
-        if self.shape not in SHAPES:
-            raise unknown_value(self.shape, SHAPES, "cooldown.shape")
-        if self.to < 0:
-            raise UsageError(f"`cooldown.to` is {self.to:g}", next="to is never below 0")
         refuse_both(recipe, self.key)
 
     def settled(self, state: State) -> Cooldown:
@@ -158,13 +177,8 @@ def cooldown(
             metavar="LENGTH", help="Trained iterations, or a share of the whole run: 400, 10%."
         ),
     ],
-    shape: Annotated[
-        str | None, typer.Option("--shape", metavar="SHAPE", help="linear, 1-sqrt or cosine.")
-    ] = None,
-    to: Annotated[
-        float | None, typer.Option("--to", metavar="LR", help="The last rate; 0 if not given.")
-    ] = None,
-) -> dict[str, Any]:
+    section: Cooldown,
+) -> Recipe:
     """Let the learning rate decay from this step on.
 
     The next step keeps the rate that it would have had. Make a fork first if the run is to
@@ -174,15 +188,15 @@ def cooldown(
     ckptsurgeon cooldown 10%
     ckptsurgeon cooldown 4 --shape 1-sqrt --dry-run
     """
-    key, number = ("percent", float) if length.endswith("%") else ("steps", int)
     try:
-        span = {key: number(length.removesuffix("%"))}
+        if length.endswith("%"):
+            return Recipe(replace(section, percent=float(length[:-1])))
+        return Recipe(replace(section, steps=int(length)))
     except ValueError:
         raise UsageError(
             f"LENGTH is {length!r}, not iterations or a percentage",
             next=command("cooldown", "400", why="or 10%"),
         ) from None
-    return {"cooldown": {**span, **given(shape=shape, to=to)}}
 
 
 SECTIONS = (Cooldown,)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -17,7 +17,9 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.hints import command
-from ckptsurgeon.operations.section import Changes, Recipe, Section, given, unknown_value
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import COUNT
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import next_id, standing
@@ -27,45 +29,83 @@ if TYPE_CHECKING:
     from ckptsurgeon.logs.rename import Counts
 
 ORDERS = ("wall", "mtime", "name")
-AXES = ("iteration", "samples", "tokens", "gigaflos")
 
 
 @dataclass(frozen=True)
 class TensorBoard(Section):
-    """`truncate` cuts event files at the rollback step (or `after`) by lineage; the cut branch is
-    kept as a run of its own named `keep_as` unless `keep` is false; `rename` maps old tag to new.
+    """Event files are cut by lineage, at the rollback step or `after`, or their tags renamed.
 
-    `branch`, `order`, `axes` and `samples` (consumed at `after`) decide what the logs can't prove
-    (logs/lineage.py); `salvage` drops damaged records; `note` writes the surgery into the
-    logs."""
+    `branch`, `order`, `axes` and `samples` decide what the logs can't prove (logs/lineage.py)."""
 
     key: ClassVar[str] = "tensorboard"
     standing: ClassVar[bool] = True
     on_logs: ClassVar[bool] = True
 
-    truncate: bool = True
-    after: int | None = None
-    keep: bool = True
-    keep_as: str | None = None
-    rename: dict[str, str] = field(default_factory=dict)
-    regex: bool = False
-    allow_merge: bool = False
-    branch: list[str] = field(default_factory=list)
-    order: str | None = None
-    axes: dict[str, str] = field(default_factory=dict)
-    samples: int | None = None
-    salvage: bool = False
-    note: bool = True
-
-    def check(self, recipe: Recipe) -> None:
-        if self.order is not None and self.order not in ORDERS:
-            raise unknown_value(self.order, ORDERS, "tensorboard.order")
-        for tag, axis in self.axes.items():
-            if axis not in AXES:
-                raise unknown_value(axis, AXES, f"tensorboard.axes.{tag}")
-        for key, value in (("after", self.after), ("samples", self.samples)):
-            if value is not None and value < 0:
-                raise UsageError(f"`tensorboard.{key}` is {value}", next=f"{key} is never below 0")
+    truncate: Annotated[
+        bool,
+        Key("leave the event files alone in a rollback", "--no-truncate"),
+    ] = True
+    after: Annotated[
+        int | None, Key("cut the event files there without a rollback", value="step", limits=COUNT)
+    ] = None
+    keep: Annotated[
+        bool,
+        Key("do not keep the cut events as a run of their own", "--no-keep-tb"),
+    ] = True
+    keep_as: Annotated[
+        str | None,
+        Key(
+            "keep the cut events as a TensorBoard run of this name", "--keep-tb NAME", value="name"
+        ),
+    ] = None
+    rename: Annotated[
+        dict[str, str], Key("tags, all at once: a → b and b → c do not chain", value="`{old: new}`")
+    ] = field(default_factory=dict)
+    regex: Annotated[
+        bool,
+        Key(
+            "a key of `rename` is a pattern for a whole tag",
+            "--regex",
+            "OLD is a regular expression.",
+        ),
+    ] = False
+    allow_merge: Annotated[bool, Key("a new name may be that of another tag", "--allow-merge")] = (
+        False
+    )
+    branch: Annotated[
+        list[str],
+        Key(
+            "an event file of the branch to keep, where several are possible",
+            "--branch FILE",
+            value="list of event files",
+        ),
+    ] = field(default_factory=list)
+    order: Annotated[
+        str | None,
+        Key(
+            "how to order files whose clocks disagree",
+            "--order BY",
+            "Order files by wall, mtime or name.",
+            one_of=ORDERS,
+        ),
+    ] = None
+    axes: Annotated[
+        dict[str, str],
+        Key(
+            "what a tag counts on its x axis, when its name does not say",
+            value="`{tag: iteration\\|samples\\|tokens\\|gigaflos}`",
+            one_of=("iteration", "samples", "tokens", "gigaflos"),
+        ),
+    ] = field(default_factory=dict)
+    samples: Annotated[
+        int | None,
+        Key("samples consumed there, where the logs do not say", "--samples N", limits=COUNT),
+    ] = None
+    salvage: Annotated[
+        bool,
+        Key("drop damaged records instead of refusing", "--salvage"),
+    ] = False
+    note: Annotated[bool, Key("do not write the surgery into the logs as a text")] = True
 
     def title(self, run: Run, step: int) -> list[str]:
         parts = [] if self.after is None else [f"cut events after {self.after}"]
@@ -202,34 +242,18 @@ def _marks(checkpoint: Checkpoint | None, step: int, samples: int | None) -> Mar
 
 # --- commands ------------------------------------------------------------------------------------
 
-KeepTB = Annotated[
-    str | None,
-    typer.Option(
-        "--keep-tb", metavar="NAME", help="Keep the cut events as a TensorBoard run called NAME."
-    ),
-]
-NoKeepTB = Annotated[
-    bool, typer.Option("--no-keep-tb", help="Do not keep the cut events as a run of their own.")
-]
 
-
-def cut_branch(name: str | None, nothing: bool) -> dict[str, Any]:
-    """What --keep-tb and --no-keep-tb say of the cut branch."""
-    if name is not None and nothing:
+def refuse_both(section: TensorBoard) -> None:
+    """Refuse --keep-tb NAME beside --no-keep-tb."""
+    if section.keep_as is not None and not section.keep:
         raise UsageError("--keep-tb and --no-keep-tb exclude each other", next="give one of them")
-    return {"keep": False} if nothing else given(keep_as=name)
 
 
 def truncate_tb_events(
     after: Annotated[
         int, typer.Option("--after", metavar="STEP", help="The last iteration to keep.")
     ],
-    keep_tb: KeepTB = None,
-    no_keep_tb: NoKeepTB = False,
-    branch: Annotated[
-        list[str] | None,
-        typer.Option("--branch", metavar="FILE", help="An event file of the branch to keep."),
-    ] = None,
+    section: Annotated[TensorBoard, "keep_as", "keep", "branch", "order", "samples", "salvage"],
     axis: Annotated[
         list[str] | None,
         typer.Option(
@@ -238,20 +262,7 @@ def truncate_tb_events(
             help="The unit of TAG: iteration, samples, tokens, gigaflos.",
         ),
     ] = None,
-    order: Annotated[
-        str | None,
-        typer.Option("--order", metavar="BY", help="Order files by wall, mtime or name."),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            "--samples", metavar="N", help="Samples consumed at STEP, if the logs do not say."
-        ),
-    ] = None,
-    salvage: Annotated[
-        bool, typer.Option("--salvage", help="Drop damaged records instead of refusing.")
-    ] = False,
-) -> dict[str, Any]:
+) -> Recipe:
     """Cut TensorBoard events after an iteration.
 
     Tags on other axes (samples, tokens, gigaflos) are cut at the same moment of training. Works on
@@ -261,15 +272,9 @@ def truncate_tb_events(
     ckptsurgeon truncate-tb-events --after 6 --keep-tb before-the-spike
     ckptsurgeon truncate-tb-events --after 6 --tb tensorboard --yes
     """
-    section = given(
-        after=after,
-        branch=branch or None,
-        axes=dict(_pair(text) for text in axis) if axis else None,
-        order=order,
-        samples=samples,
-        salvage=salvage or None,
-    )
-    return {"tensorboard": {**section, **cut_branch(keep_tb, no_keep_tb)}}
+    refuse_both(section)
+    axes = dict(_pair(text) for text in axis or ())
+    return Recipe(replace(section, after=after, axes=axes))
 
 
 def rename_tb_events(
@@ -287,11 +292,9 @@ def rename_tb_events(
             help="A YAML file of `old tag: new tag`, or a recipe.",
         ),
     ] = None,
-    regex: Annotated[bool, typer.Option("--regex", help="OLD is a regular expression.")] = False,
-    allow_merge: Annotated[
-        bool, typer.Option("--allow-merge", help="Allow NEW to be an existing tag.")
-    ] = False,
-) -> dict[str, Any]:
+    *,
+    section: Annotated[TensorBoard, "regex", "allow_merge"],
+) -> Recipe:
     """Rename TensorBoard tags.
 
     All pairs take one pass over each file. Works on a bare log directory too: --tb DIR.
@@ -301,9 +304,9 @@ def rename_tb_events(
     """
     if mapping is not None and not tags:
         pairs = plain_yaml.read(mapping)
-        section = pairs.get("tensorboard")
-        if isinstance(section, Mapping):
-            pairs = section.get("rename", {})
+        inner = pairs.get("tensorboard")
+        if isinstance(inner, Mapping):
+            pairs = inner.get("rename", {})
     elif mapping is None and tags and len(tags) % 2 == 0:
         pairs = dict(zip(tags[::2], tags[1::2], strict=True))
     else:
@@ -316,7 +319,7 @@ def rename_tb_events(
             what,
             next=command("rename-tb-events", "lm loss", "lm-loss-training/lm loss"),
         )
-    return {"tensorboard": {"rename": pairs, "regex": regex, "allow_merge": allow_merge}}
+    return Recipe(replace(section, rename=pairs))
 
 
 def _pair(text: str) -> tuple[str, str]:

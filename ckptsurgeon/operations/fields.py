@@ -17,6 +17,8 @@ from typing import Any, ClassVar, TypeVar
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files.plain_yaml import unknown_key
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import FURTHER, Limits
 
 F = TypeVar("F", bound="Fields")
 
@@ -35,7 +37,7 @@ class Fields:
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
-        for name, hint in _hints(kind).items():
+        for name, hint in hints(kind).items():
             value = getattr(self, name)
             if name == self.rest[0]:
                 new: Any = _further(kind, value, "")
@@ -57,22 +59,41 @@ class Fields:
         rest = {key: value for key, value in data.items() if key in further and key not in own}
         for key, value in data.items():
             if key in own:
-                values[key] = converted(_hints(kind)[key], value, full_key(cls, key), where)
+                values[key] = converted(hints(kind)[key], value, full_key(cls, key), where)
             elif key not in rest:
                 raise _unknown(cls, key, where)
         if rest:
             values[field] = _further(cls, rest, where)
-        for item in dataclasses.fields(cls):  # type: ignore[arg-type]
-            required = item.default is item.default_factory is dataclasses.MISSING
-            if required and item.name not in values:
-                name = full_key(cls, item.name)
-                raise UsageError(f"{_in(where)}`{name}` is missing", next=f"add {name}")
+        for name in names(cls):
+            if is_required(cls, name) and name not in values:
+                key = full_key(cls, name)
+                raise UsageError(f"{_in(where)}`{key}` is missing", next=f"add {key}")
         return cls(**values)
+
+    def check_values(self) -> None:
+        """Raise UsageError for a value that its key does not take."""
+        kind: Any = type(self)
+        for name, key in keys(kind).items():
+            value = getattr(self, name)
+            if isinstance(value, Fields):
+                value.check_values()
+            elif name == self.rest[0]:
+                for further, number in value.items():
+                    limits = FURTHER.get(further, Limits())
+                    Key(limits=limits).check(full_key(kind, further), number)
+            else:
+                key.check(full_key(kind, name), value)
 
 
 def names(kind: type[Fields]) -> list[str]:
     """The fields."""
     return [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+
+
+def is_required(kind: type[Fields], name: str) -> bool:
+    """Whether a field has no default."""
+    item = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    return item.default is item.default_factory is dataclasses.MISSING
 
 
 def full_key(kind: type[Fields], name: str) -> str:
@@ -162,7 +183,18 @@ def _is_number(value: Any) -> bool:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """Of its fields alone, in their order."""
-    hints = typing.get_type_hints(kind)
-    return {name: hints[name] for name in names(kind)}
+def hints(kind: Any) -> dict[str, Any]:
+    """The types of its fields, in their order."""
+    found = typing.get_type_hints(kind)
+    return {name: found[name] for name in names(kind)}
+
+
+@cache
+def keys(kind: Any) -> dict[str, Key]:
+    """What is said of each field; of some nothing is."""
+    found = typing.get_type_hints(kind, include_extras=True)
+    said = {name: getattr(found[name], "__metadata__", ()) for name in names(kind)}
+    return {
+        name: next((each for each in more if isinstance(each, Key)), Key())
+        for name, more in said.items()
+    }

@@ -14,7 +14,7 @@ import typer
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.expressions import check_pattern, search, unmatched
+from ckptsurgeon.files.expressions import search, unmatched
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import NamesMoments, alike, copies
@@ -23,43 +23,51 @@ from ckptsurgeon.formats.places.moments import ALL, NUMBERED
 from ckptsurgeon.formats.tensors.stretches import pieces
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import source, sources_of, with_copies
+from ckptsurgeon.operations.key import Key, unknown_value
 from ckptsurgeon.operations.known_optimizer import knowing
-from ckptsurgeon.operations.section import (
-    Changes,
-    Recipe,
-    Section,
-    check_step,
-    given,
-    unknown_value,
-)
+from ckptsurgeon.operations.limits import COUNT
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change, Computed
 from ckptsurgeon.run.run import Run
 
 
 @dataclass(frozen=True)
 class Graft(Section):
-    """exp_avg, exp_avg_sq and Adam's step become those of `step`, of this run or of `run`; masters
-    and weights stay. `only` exp_avg, or the moments of parameters that match `params`: then the
-    step, which others share, stays as well."""
+    """exp_avg, exp_avg_sq and Adam's step become those of another step; masters and weights stay.
+    With `only` or `params` the step, which others share, stays as well."""
 
     key: ClassVar[str] = "graft"
 
-    step: int
-    run: str = ""
-    only: str = ""
-    params: str = ""
+    step: Annotated[
+        int,
+        Key(
+            "exp_avg, exp_avg_sq and Adam's step become those of it; weights and masters stay",
+            "--from STEP",
+            "Source step.",
+            value="step",
+            limits=COUNT,
+        ),
+    ]
+    run: Annotated[
+        str,
+        Key("another run of the same layout", "--of DIR", value="folder"),
+    ] = ""
+    only: Annotated[
+        str,
+        Key("only this moment; Adam's step stays", "--only exp_avg", one_of=("exp_avg",)),
+    ] = ""
+    params: Annotated[
+        str,
+        Key("only parameters whose names match; Adam's step stays", "--params REGEX", pattern=True),
+    ] = ""
 
     def check(self, recipe: Recipe) -> None:
-        check_step(self.step)
-        check_pattern("graft.params", self.params)
         if self.only == "exp_avg_sq":
             raise UsageError(
                 "grafting only exp_avg_sq is refused: the exp_avg that stays may be many times its "
                 "root, and so would the next updates be",
                 next="graft moments, or graft moments --only exp_avg",
             )
-        if self.only not in ("", "exp_avg"):
-            raise unknown_value(self.only, ("exp_avg",), "graft.only")
 
     def reads(self, run: Run, step: int) -> list[Path]:
         return sources_of(self._donor(run), [self.step])
@@ -247,19 +255,8 @@ def _refuse_more(checkpoint: Checkpoint) -> None:
 
 def graft(
     what: Annotated[str, typer.Argument(metavar="moments", help="What to graft.")],
-    step: Annotated[int, typer.Option("--from", metavar="STEP", help="Source step.")],
-    run: Annotated[
-        str | None,
-        typer.Option("--of", metavar="DIR", help="Another run of the same layout."),
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option("--only", metavar="exp_avg", help="Graft only this moment.")
-    ] = None,
-    params: Annotated[
-        str | None,
-        typer.Option("--params", metavar="REGEX", help="Only parameters whose names match REGEX."),
-    ] = None,
-) -> dict[str, Any]:
+    section: Graft,
+) -> Recipe:
     """Take the moments of another step.
 
     exp_avg, exp_avg_sq and Adam's step; weights and fp32 masters stay.
@@ -270,7 +267,7 @@ def graft(
     """
     if what != "moments":
         raise unknown_value(what, ("moments",), "graft")
-    return {"graft": given(step=step, run=run, only=only, params=params)}
+    return Recipe(section)
 
 
 SECTIONS = (Graft,)

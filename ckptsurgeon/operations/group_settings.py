@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.expressions import check_pattern, search, unmatched
+from ckptsurgeon.files.expressions import search, unmatched
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import NamesGroups
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
-from ckptsurgeon.operations.limits import broken_limit
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import EPS, RATE, SHARE
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.run.run import Run
@@ -35,13 +36,26 @@ class GroupSettings(Section):
     rest: ClassVar[tuple[str, frozenset[str]]] = ("settings", HYPERPARAMETERS)
     synonyms: ClassVar[Mapping[str, str]] = {"wd": "weight_decay", "learning_rate": "lr"}
 
-    params: str
-    lr: float | None = None
-    weight_decay: float | None = None
-    beta1: float | None = None
-    beta2: float | None = None
-    eps: float | None = None
-    settings: dict[str, float] = dataclasses.field(default_factory=dict)
+    params: Annotated[
+        str,
+        Key(
+            "the values beside it are for the param groups all of whose parameters match, "
+            "where the format knows their names",
+            value="a regular expression",
+            pattern=True,
+        ),
+    ]
+    lr: Annotated[
+        float | None,
+        Key("their peak, where no scheduler is saved or it is a LambdaLR", limits=RATE),
+    ] = None
+    weight_decay: Annotated[float | None, Key("also where it is 0 now", limits=RATE)] = None
+    beta1: Annotated[float | None, Key("", limits=SHARE)] = None
+    beta2: Annotated[float | None, Key("", limits=SHARE)] = None
+    eps: Annotated[float | None, Key("", limits=EPS)] = None
+    settings: Annotated[
+        dict[str, float], Key("what these groups hold, as with `set.KEY`", value="number")
+    ] = dataclasses.field(default_factory=dict)
 
     def given(self) -> dict[str, Any]:
         """The keys that were set."""
@@ -51,7 +65,6 @@ class GroupSettings(Section):
         return {key: value for key, value in (fields | settings).items() if value is not None}
 
     def check(self, recipe: Recipe) -> None:
-        check_pattern("set_params.params", self.params)
         values = self.given()
         if not values:
             raise UsageError("`set_params` sets nothing", next="for example: weight_decay: 0.01")
@@ -61,9 +74,6 @@ class GroupSettings(Section):
                     f"`set_params.{key}` is {value!r}: groups may hold different values",
                     next=f"{key}: NUMBER",
                 )
-            limit = broken_limit(key, value)
-            if limit is not None:
-                raise UsageError(f"`set_params.{key}` is {value}", next=limit)
         everywhere = {_name(key) for key in recipe[Hyperparameters].given()}
         if both := [key for key in values if _name(key) in everywhere]:
             raise UsageError(

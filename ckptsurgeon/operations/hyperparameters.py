@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-import typer
-
-from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.plain_yaml import lay
+from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.formats.schedules.rampup import resized
-from ckptsurgeon.hints import command
-from ckptsurgeon.operations import completion
 from ckptsurgeon.operations.batch import batch_changes, ramp_of
-from ckptsurgeon.operations.completion import DECAY_STYLES
 from ckptsurgeon.operations.counters import COUNTERS, counter_changes
-from ckptsurgeon.operations.limits import broken_limit
-from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import (
+    COUNT,
+    EPS,
+    FLOAT32,
+    FLOAT32_MAX,
+    RATE,
+    SHARE,
+    Limits,
+)
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.operations.setter import Setter, short
 from ckptsurgeon.run.run import Run
+
+DECAY_STYLES = ("constant", "linear", "cosine")
 
 
 @dataclass(frozen=True)
 class Hyperparameters(Section):
     """Wanted values, in every place of every shard. A text such as `0.5x` scales the present one.
-
-    `lr` is the peak of the schedule (Megatron's max_lr); `warmup` and `decay` count samples;
-    `consumed_samples`, `tokens` and `iteration` are the counters that the data position, the logs
-    and the next step's number come from; a loader that counts batches goes on with batch
-    `data_batches` of pass `data_epoch`. `batch_size` and `rampup` (start, increment, samples) are
-    those of the next batch. `position` is where the schedule stands: in samples with
-    Megatron's AnnealingLR, in steps of the scheduler with others. `settings` are the other numbers
-    that the param groups of the run's optimizer hold, by their names there (momentum, alpha)."""
+    `settings` are the numbers that have no key of their own."""
 
     key: ClassVar[str] = "set"
     standing: ClassVar[bool] = True
@@ -52,27 +50,120 @@ class Hyperparameters(Section):
         "settings", HYPERPARAMETERS - frozenset(synonyms),
     )  # fmt: skip
 
-    lr: float | str | None = None
-    min_lr: float | str | None = None
-    warmup: int | None = None
-    decay: int | None = None
-    decay_style: str | None = None
-    beta1: float | None = None
-    beta2: float | None = None
-    eps: float | str | None = None
-    weight_decay: float | str | None = None
-    clip_grad: float | str | None = None
-    seed: int | None = None
-    loss_scale: float | str | None = None
-    consumed_samples: int | None = None
-    tokens: int | None = None
-    iteration: int | None = None
-    data_epoch: int | None = None
-    data_batches: int | None = None
-    position: int | None = None
-    batch_size: int | None = None
-    rampup: list[str] | None = None
-    settings: dict[str, float | str] = dataclasses.field(default_factory=dict)
+    lr: Annotated[
+        float | str | None,
+        Key(
+            "the peak of the schedule (Megatron's max_lr); with it the rate of the next step",
+            "LR",
+            "The new peak of the schedule, or a factor such as 0.5x.",
+            limits=RATE,
+        ),
+    ] = None
+    min_lr: Annotated[
+        float | str | None,
+        Key("the floor of the decay", "--min-lr LR", limits=RATE),
+    ] = None
+    warmup: Annotated[
+        int | None,
+        Key(
+            "where the warm-up ends, from the start of the run",
+            "--warmup SAMPLES",
+            value="samples",
+            limits=COUNT,
+        ),
+    ] = None
+    decay: Annotated[
+        int | None,
+        Key(
+            "where the decay ends, from the start of the run",
+            "--decay SAMPLES",
+            value="samples",
+            limits=COUNT,
+        ),
+    ] = None
+    decay_style: Annotated[
+        str | None,
+        Key("", "--decay-style STYLE", "constant, linear or cosine.", one_of=DECAY_STYLES),
+    ] = None
+    beta1: Annotated[float | None, Key("0 makes Adam forget its first moment", limits=SHARE)] = None
+    beta2: Annotated[float | None, Key("", limits=SHARE)] = None
+    eps: Annotated[float | str | None, Key("", limits=EPS)] = None
+    weight_decay: Annotated[
+        float | str | None,
+        Key(
+            "only in param groups whose weight decay is not 0; biases and layer norms "
+            "usually stay at 0",
+            limits=RATE,
+        ),
+    ] = None
+    clip_grad: Annotated[float | str | None, Key("0 turns clipping off", limits=FLOAT32)] = None
+    seed: Annotated[
+        int | None,
+        Key(
+            "another order of the data",
+            value="whole number below 2^32",
+            limits=Limits(least=0, most=(1 << 32) - 1),
+        ),
+    ] = None
+    loss_scale: Annotated[
+        float | str | None,
+        Key("fp16 with a dynamic scaler only", limits=Limits(above=0, most=FLOAT32_MAX)),
+    ] = None
+    consumed_samples: Annotated[
+        int | None, Key("where the data continues; the schedule keeps its own count", limits=COUNT)
+    ] = None
+    tokens: Annotated[
+        int | None, Key("tokens consumed, the token axis of the logs", limits=COUNT)
+    ] = None
+    iteration: Annotated[
+        int | None,
+        Key("the number of the last finished step; the folder is not renamed", limits=COUNT),
+    ] = None
+    data_epoch: Annotated[
+        int | None,
+        Key(
+            "the pass through the data, where the loader counts batches (OLMo-core)",
+            limits=Limits(),
+        ),
+    ] = None
+    data_batches: Annotated[
+        int | None,
+        Key(
+            "the batches of that pass that are behind: the next one is read there", limits=Limits()
+        ),
+    ] = None
+    position: Annotated[
+        int | None,
+        Key(
+            "where the schedule stands: samples with Megatron's AnnealingLR "
+            "(`num_steps`), the scheduler's steps elsewhere (`last_epoch`, "
+            "`last_batch_iteration`); the rate follows",
+            limits=Limits(),
+        ),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Key(
+            "samples of the next batch: of all ranks (Megatron's `global_batch_size`), or "
+            "of one where the trainer keeps that (Hugging Face's `train_batch_size`)",
+            limits=Limits(above=0),
+        ),
+    ] = None
+    rampup: Annotated[
+        list[str] | None,
+        Key(
+            "Megatron's ramp-up of the batch size; empty for none",
+            value="`[start, increment, samples]`, `[]`",
+        ),
+    ] = None
+    settings: Annotated[
+        dict[str, float | str],
+        Key(
+            "what the param groups of the run's optimizer hold, by its name there: "
+            "`momentum`, `alpha`, `rho`, `beta3`, `eps2`, … ([optimizers](optimizers.md))",
+            value="number, `0.5x`",
+        ),
+    ] = dataclasses.field(default_factory=dict)
 
     def given(self) -> dict[str, Any]:
         """The keys that were set, in the order of the table above."""
@@ -81,14 +172,6 @@ class Hyperparameters(Section):
         return {k: v for k, v in (fields | settings).items() if v is not None}
 
     def check(self, recipe: Recipe) -> None:
-        if self.decay_style is not None and self.decay_style not in DECAY_STYLES:
-            raise unknown_value(self.decay_style, DECAY_STYLES, "set.decay_style")
-        for key, value in self.given().items():
-            if isinstance(value, (str, list)):  # a scale of the present value, or a decay style
-                continue
-            limit = broken_limit(key, value)
-            if limit is not None:
-                raise UsageError(f"`set.{key}` is {value}", next=limit)
         ramp_of(self.rampup, self.batch_size)
 
     def settled(self, state: State) -> Hyperparameters:
@@ -174,139 +257,3 @@ def _present(state: State) -> dict[str, float | None]:
         "clip_grad": promise.clip_grad,
         "loss_scale": promise.loss_scale,
     }
-
-
-# --- commands ------------------------------------------------------------------------------------
-
-
-def settings_of(pairs: Sequence[str]) -> list[str]:
-    """`lr=3e-5` as it stands in a recipe: `set.lr=3e-5`."""
-    if len(pairs) == 2 and not any("=" in pair for pair in pairs):
-        key, value = pairs
-        raise UsageError(f"{key!r} is not KEY=VALUE", next=command("set", f"{key}={value}"))
-    bare = next((pair for pair in pairs if "=" not in pair), None)
-    if bare is not None:
-        raise UsageError(f"{bare!r} is not KEY=VALUE", next="for example: lr=3e-5")
-    return [pair if pair.startswith("set.") else f"set.{pair}" for pair in pairs]
-
-
-def keys(ctx: typer.Context) -> list[str]:
-    """KEY= of what `set` can change, and of what else the param groups of the latest step hold."""
-    known = [key for key in Hyperparameters.__dataclass_fields__ if key != "settings"]
-    run = completion.run_of(ctx)
-    try:
-        own = () if run is None else run.state(run.latest()).promise.settings or ()
-    except (SurgeryError, OSError):
-        own = ()
-    return [f"{key}=" for key in dict.fromkeys((*known, *(key for key, _ in own)))]
-
-
-def set_lr(
-    lr: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="LR", help="The new peak of the schedule, or a factor such as 0.5x."
-        ),
-    ] = None,
-    scale: Annotated[
-        str | None, typer.Option("--scale", metavar="FACTOR", help="Multiply the peak instead.")
-    ] = None,
-    min_lr: Annotated[
-        str | None, typer.Option("--min-lr", metavar="LR", help="Final learning rate.")
-    ] = None,
-    warmup: Annotated[
-        str | None,
-        typer.Option(
-            "--warmup", metavar="SAMPLES", help="Where the warm-up ends, from the start of the run."
-        ),
-    ] = None,
-    decay: Annotated[
-        str | None,
-        typer.Option(
-            "--decay", metavar="SAMPLES", help="Where the decay ends, from the start of the run."
-        ),
-    ] = None,
-    decay_style: Annotated[
-        str | None,
-        typer.Option(
-            "--decay-style",
-            metavar="STYLE",
-            help="constant, linear or cosine.",
-            autocompletion=completion.decay_styles,
-        ),
-    ] = None,
-    restart: Annotated[
-        bool,
-        typer.Option(
-            "--restart",
-            help="Start the schedule again: --warmup and --decay then count iterations from here.",
-        ),
-    ] = False,
-) -> dict[str, Any]:
-    """Change the learning-rate schedule.
-
-    Examples:
-    ckptsurgeon set-lr 3e-5
-    ckptsurgeon set-lr --scale 0.5 --min-lr 1e-6
-    ckptsurgeon set-lr 3e-4 --restart --warmup 500 --decay 20000
-    """
-    if lr is not None and scale is not None:
-        raise UsageError("both LR and --scale were given", next=command("set-lr", "--scale", "0.5"))
-    settings = {
-        "lr": f"{scale}x" if scale is not None else lr,
-        "min_lr": min_lr,
-        "warmup": warmup,
-        "decay": decay,
-        "decay_style": decay_style,
-    }
-    if restart:
-        if None in (lr, warmup, decay):
-            raise UsageError(
-                "a schedule that starts again needs its peak, warm-up and decay",
-                next=command("set-lr", "3e-4", "--restart", "--warmup", "500", "--decay", "20000"),
-            )
-        names = {"lr": "to", "decay_style": "shape"}
-        settings = {f"rewarm_schedule.{names.get(k, k)}": v for k, v in settings.items()}
-        return lay({}, [f"{key}={value}" for key, value in settings.items() if value is not None])
-    pairs = [f"set.{key}={value}" for key, value in settings.items() if value is not None]
-    if not pairs:
-        raise UsageError("no learning rate was given", next=command("set-lr", "3e-5"))
-    return lay({}, pairs)
-
-
-def set_values(
-    settings: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="For example: beta2=0.95 eps=1e-8",
-            autocompletion=keys,
-        ),
-    ],
-    params: Annotated[
-        str | None,
-        typer.Option("--params", metavar="REGEX", help="Only param groups of such parameters."),
-    ] = None,
-) -> dict[str, Any]:
-    """Change hyperparameters in every place that keeps them.
-
-    KEY is lr min_lr warmup decay decay_style beta1 beta2 eps weight_decay clip_grad seed
-    loss_scale batch_size rampup, a counter (consumed_samples tokens iteration position data_epoch
-    data_batches), or what the param groups of the run's optimizer hold (momentum alpha beta3). A
-    VALUE such as 0.5x scales the present one.
-
-    Examples:
-    ckptsurgeon set beta2=0.95 eps=1e-8
-    ckptsurgeon set weight_decay=0.5x --dry-run
-    ckptsurgeon set batch_size=512
-    """
-    if params is None:
-        return lay({}, settings_of(settings))
-    pairs = [f"set_params.{pair.removeprefix('set.')}" for pair in settings]
-    data = lay({}, pairs)
-    data["set_params"]["params"] = params
-    return data
-
-
-SECTIONS = (Hyperparameters,)
-COMMANDS = {"set-lr": set_lr, "set": set_values}

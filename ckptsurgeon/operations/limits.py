@@ -1,39 +1,43 @@
-"""Which values of a hyperparameter can be meant: what lies outside is a slip of the keyboard."""
+"""Which numbers can be meant: what lies outside is refused, in one wording."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 
-from ckptsurgeon.operations.section import MAX_COUNT
-
+MAX_COUNT = (1 << 63) - 1
 FLOAT32_MAX = 3.4028234663852886e38
-LARGEST = {
-    "lr": 100.0, "min_lr": 100.0, "weight_decay": 100.0, "eps": 1e6,
-    "clip_grad": FLOAT32_MAX, "loss_scale": FLOAT32_MAX, "seed": (1 << 32) - 1,
-}  # fmt: skip
-"""Far above what any published run used (SGD on language models: lr 30; fake SGD: eps 100), or what
-the trainer's numbers can hold: numpy's seeds, float32."""
-BELOW_1 = ("beta1", "beta2", "beta3", "momentum")
-ABOVE_0 = ("eps", "loss_scale", "batch_size")
-FROM_0 = (
-    "lr", "min_lr", "warmup", "decay", "weight_decay", "clip_grad", "seed", "consumed_samples",
-    "tokens", "iteration",
-)  # fmt: skip
 
 
-def broken_limit(key: str, value: float) -> str | None:
-    """The limit that `value` breaks, as the user reads it; None if it can be meant."""
-    if not math.isfinite(value):  # 1e309x
-        return f"{key} is a finite number"
-    if key in BELOW_1 and not 0 <= value < 1:
-        return f"0 <= {key} < 1"
-    if key in ABOVE_0 and value <= 0:
-        return f"{key} is above 0"
-    if key in FROM_0 and value < 0:
-        return f"{key} is never below 0"
-    largest = LARGEST.get(key, MAX_COUNT if isinstance(value, int) else math.inf)
-    shown = f"{largest:g}" if isinstance(largest, float) else str(largest)
-    return None if value <= largest else f"{key} is at most {shown}{_meant(value)}"
+@dataclass(frozen=True)
+class Limits:
+    """From `least` on or from `above`, up to what is `below`. More than `most` is a slip of the
+    keyboard; a whole number is never more than MAX_COUNT."""
+
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    most: float | None = None
+
+    def span(self, name: str) -> str:
+        """`0 <= name < 1`, `name > 0`, or the name alone."""
+        if self.below is not None:
+            low = f"{self.above:g} <" if self.least is None else f"{self.least:g} <="
+            return f"{low} {name} < {self.below:g}"
+        if self.least is not None:
+            return f"{name} >= {self.least:g}"
+        return name if self.above is None else f"{name} > {self.above:g}"
+
+    def broken(self, name: str, value: float) -> str | None:
+        """The limit that `value` breaks, as the user reads it; None if it can be meant."""
+        low = self.least is None or self.least <= value
+        over = self.above is None or self.above < value
+        if not (low and over and (self.below is None or value < self.below)):
+            return self.span(name)
+        most = MAX_COUNT if self.most is None and isinstance(value, int) else self.most
+        if most is None or value <= most:
+            return None
+        shown = f"{most:g}" if isinstance(most, float) else str(most)
+        return f"{name} is at most {shown}{_meant(value)}"
 
 
 def _meant(value: float) -> str:
@@ -41,3 +45,15 @@ def _meant(value: float) -> str:
     digits, _, power = f"{value:e}".partition("e+")
     lost = float(f"{digits}e-{power or 0}")
     return f"; {lost:g}, if a minus was lost" if 1e-8 <= lost <= 1e-2 else ""
+
+
+RATE = Limits(least=0, most=100.0)
+"""Far above what any published run used: SGD on language models has lr 30."""
+SHARE = Limits(least=0, below=1)
+EPS = Limits(above=0, most=1e6)
+"""Fake SGD has eps 100."""
+FLOAT32 = Limits(least=0, most=FLOAT32_MAX)
+"""What the trainer's numbers can hold."""
+COUNT = Limits(least=0)
+FURTHER = {"momentum": SHARE, "beta3": SHARE}
+"""Of what else the param groups of an optimizer hold, by its name there."""

@@ -7,9 +7,7 @@ BLOOM, which left fp16 for bf16: a run whose loss scale collapses has no other w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
-
-import typer
+from typing import Annotated, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
@@ -19,14 +17,13 @@ from ckptsurgeon.formats.tensors.stretches import by_parameter
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.average import Average
 from ckptsurgeon.operations.computed_changes import covering, source, with_copies
+from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.own_config import config_changes
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.scale import Scale
-from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change, Computed, Renamed
 from ckptsurgeon.run.run import Run
-
-PRECISIONS = ("bf16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,17 @@ class Precision(Section):
 
     key: ClassVar[str] = "precision"
 
-    to: str
+    to: Annotated[
+        str,
+        Key(
+            "weights become their fp32 masters, rounded; the loss scaler of fp16 goes, shards get "
+            "the names that the new precision looks for; DeepSpeed at ZeRO 1 to 3, with "
+            "BF16_Optimizer, experts and a universal copy too",
+            "bf16|fp32",
+            "The precision to switch to.",
+            one_of=("bf16", "fp32"),
+        ),
+    ]
 
     def check(self, recipe: Recipe) -> None:
         if self.to == "fp16":
@@ -46,8 +53,6 @@ class Precision(Section):
                 "finds its loss scale",
                 next=command("precision", "bf16", why="or fp32; in a recipe precision: bf16"),
             )
-        if self.to not in PRECISIONS:
-            raise unknown_value(self.to, PRECISIONS, "precision.to")
         for other in (Average, Scale):
             if recipe.get(other) is not None:
                 raise UsageError(
@@ -100,9 +105,7 @@ def _rounded(
 # --- commands ------------------------------------------------------------------------------------
 
 
-def precision(
-    to: Annotated[str, typer.Argument(metavar="bf16|fp32", help="The precision to switch to.")],
-) -> dict[str, Any]:
+def precision(section: Precision) -> Recipe:
     """Switch to bf16 or fp32.
 
     The weights are rounded from the fp32 masters again, the loss scaler of fp16 is dropped, and the
@@ -113,7 +116,7 @@ def precision(
     ckptsurgeon precision bf16
     ckptsurgeon precision fp32 --dry-run
     """
-    return {"precision": {"to": to}}
+    return Recipe(section)
 
 
 SECTIONS = (Precision,)

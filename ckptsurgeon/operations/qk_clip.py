@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.expressions import search
@@ -22,6 +22,8 @@ from ckptsurgeon.formats.tensors.logits import SIGMAS, Logits, logits
 from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.fields import Fields
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import Limits
 
 SLACK = 1e-3
 """A share by which rounding leaves a scaled head above the threshold: it is not scaled again."""
@@ -34,14 +36,22 @@ class QkClip(Fields):
 
     key: ClassVar[str] = "scale.qk_clip"
 
-    threshold: float
-    sigmas: float = SIGMAS
-
-    def check(self) -> None:
-        """Raise UsageError for numbers that can't be meant."""
-        for name, value in (("threshold", self.threshold), ("sigmas", self.sigmas)):
-            if not (math.isfinite(value) and value > 0):
-                raise UsageError(f"`scale.qk_clip.{name}` is {value}", next="a number above 0")
+    threshold: Annotated[
+        float,
+        Key(
+            "in place of `by`: queries and keys of the heads whose largest attention logit is "
+            "estimated above it ([below](#qk-clip-from-the-weights-alone))",
+            limits=Limits(above=0),
+        ),
+    ]
+    sigmas: Annotated[
+        float,
+        Key(
+            "how many times the root mean square of its logits a head's largest one is taken to "
+            "be; 5 if not given",
+            limits=Limits(above=0),
+        ),
+    ] = SIGMAS
 
     def estimate(self, head: Logits) -> float:
         """The largest logit that a head is taken to have."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.section import Section
 
 
@@ -14,8 +15,15 @@ class Relaunch(Section):
 
     key: ClassVar[str] = "relaunch"
 
-    nproc_per_node: int | None = None
-    args: list[str] = field(default_factory=list)
+    nproc_per_node: Annotated[
+        int | None,
+        Key(
+            "ranks per node for `--relaunch`; by default as many as saved the shards", value="ranks"
+        ),
+    ] = None
+    args: Annotated[list[str], Key("more arguments for the trainer", value="list")] = field(
+        default_factory=list
+    )
 
 
 SECTIONS = (Relaunch,)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
-
-import typer
+from typing import Annotated, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats, from_floats
-from ckptsurgeon.files.expressions import check_pattern, search, unmatched
+from ckptsurgeon.files.expressions import search, unmatched
 from ckptsurgeon.formats import Checkpoint, Copy, Replica
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.hints import command
-from ckptsurgeon.operations.section import Changes, Recipe, Section, given
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange, Change, Elements
 from ckptsurgeon.run.run import Run
 
@@ -21,14 +20,20 @@ from ckptsurgeon.run.run import Run
 @dataclass(frozen=True)
 class Replicas(Section):
     """Weights, fp32 masters and both moments of every parameter that is whole on each rank and not
-    equal on all: each the mean of its copies in float64. `params` says of which parameters."""
+    equal on all: each the mean of its copies in float64."""
 
     key: ClassVar[str] = "sync_replicas"
 
-    params: str = ""
-
-    def check(self, recipe: Recipe) -> None:
-        check_pattern("sync_replicas.params", self.params)
+    params: Annotated[
+        str,
+        Key(
+            "average the copies that tensor-parallel ranks keep of layer norms and the like, where "
+            "they drifted apart",
+            "--params REGEX",
+            "Only parameters whose names match REGEX.",
+            pattern=True,
+        ),
+    ] = ""
 
     def title(self, run: Run, step: int) -> list[str]:
         return ["sync replicas"]
@@ -95,12 +100,7 @@ def _mean(checkpoint: Checkpoint, replica: Replica) -> bytes:
 # --- commands ------------------------------------------------------------------------------------
 
 
-def sync_replicas(
-    params: Annotated[
-        str | None,
-        typer.Option("--params", metavar="REGEX", help="Only parameters whose names match REGEX."),
-    ] = None,
-) -> dict[str, Any]:
+def sync_replicas(section: Replicas) -> Recipe:
     """Average parameters of which every tensor-parallel rank keeps a copy.
 
     Layer norms and the like, which are whole on every rank: weights, fp32 masters and moments,
@@ -109,7 +109,7 @@ def sync_replicas(
     Examples:
     ckptsurgeon sync-replicas --params layernorm
     """
-    return {"sync_replicas": given(params=params)}
+    return Recipe(section)
 
 
 SECTIONS = (Replicas,)

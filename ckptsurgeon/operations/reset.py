@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.expressions import check_pattern, search, unmatched
+from ckptsurgeon.files.expressions import search, unmatched
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import NamesMoments
 from ckptsurgeon.formats.fields.columns import Column, Places
@@ -23,20 +23,13 @@ from ckptsurgeon.operations import completion
 from ckptsurgeon.operations.fields import Fields
 from ckptsurgeon.operations.fresh_state import renewed
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.known_optimizer import knowing
 from ckptsurgeon.operations.place_changes import of_column
 from ckptsurgeon.operations.rewarm import Hold, Ramp, Rewarm, window
-from ckptsurgeon.operations.section import (
-    Changes,
-    Recipe,
-    Section,
-    given,
-    unknown_value,
-)
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import ABSENT, ZEROS, AnyChange, Change
 from ckptsurgeon.run.run import Run
-
-STATES = ("moments", "loss_scale")
 
 
 @dataclass(frozen=True)
@@ -45,8 +38,14 @@ class Moments(Fields):
 
     key: ClassVar[str] = "moments"
 
-    only: str | None = None
-    params: str | None = None
+    only: Annotated[
+        str | None,
+        Key("only this moment; Adam's step stays", "--only exp_avg", one_of=("exp_avg",)),
+    ] = None
+    params: Annotated[
+        str | None,
+        Key("only parameters whose names match; Adam's step stays", "--params REGEX", pattern=True),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -59,13 +58,16 @@ class Reset(Section):
 
     standing: ClassVar[bool] = True
 
-    reset: list[str] = field(default_factory=list)
+    reset: Annotated[
+        list[str],
+        Key(
+            "`moments` is exp_avg, exp_avg_sq **and** step, together",
+            one_of=("moments", "loss_scale"),
+        ),
+    ] = field(default_factory=list)
     moments: Moments = field(default_factory=Moments)
 
     def check(self, recipe: Recipe) -> None:
-        for state in self.reset:
-            if state not in STATES:
-                raise unknown_value(state, STATES, "reset")
         only, params = self.moments.only, self.moments.params
         if (only or params) and "moments" not in self.reset:
             raise UsageError(
@@ -78,9 +80,6 @@ class Reset(Section):
                 "lr",
                 next="reset moments, or reset moments --only exp_avg",
             )
-        if only not in (None, "exp_avg"):
-            raise unknown_value(str(only), ("exp_avg",), "moments.only")
-        check_pattern("moments.params", params or "")
 
     def title(self, run: Run, step: int) -> list[str]:
         part = " ".join(item for item in (self.moments.only, self.moments.params) if item)
@@ -264,16 +263,10 @@ def reset(
             metavar="moments|loss-scale", help="What to reset.", autocompletion=completion.states
         ),
     ],
-    only: Annotated[
-        str | None, typer.Option("--only", metavar="exp_avg", help="Reset only this moment.")
-    ] = None,
-    params: Annotated[
-        str | None,
-        typer.Option("--params", metavar="REGEX", help="Only parameters whose names match REGEX."),
-    ] = None,
+    part: Moments,
     hold: Hold = None,
     ramp: Ramp = None,
-) -> dict[str, Any]:
+) -> Recipe:
     """Reset the Adam moments or the loss scale.
 
     Moments are exp_avg, exp_avg_sq and step together; fp32 masters and the schedule stay. With
@@ -283,12 +276,7 @@ def reset(
     ckptsurgeon reset moments --rewarm 100
     ckptsurgeon reset moments --params layernorm --dry-run
     """
-    part = given(only=only, params=params)
-    return {
-        "reset": states_of(states),
-        **window(hold, ramp),
-        **({"moments": part} if part else {}),
-    }
+    return Recipe(Reset(states_of(states), part), *window(hold, ramp))
 
 
 SECTIONS = (Reset,)

@@ -13,13 +13,12 @@ from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.schedules.rampup import batch_size
 from ckptsurgeon.formats.schedules.rewarm import HOLD
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
-from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import Limits
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.operations.skip import Skip
 from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.run.run import Run
-
-KINDS = ("hold", "ramp")
-MAX_ITERATIONS = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -32,17 +31,22 @@ class Rewarm(Section):
 
     key: ClassVar[str] = "rewarm"
 
-    iterations: int
-    kind: str = "hold"
-
-    def check(self, recipe: Recipe) -> None:
-        if self.kind not in KINDS:
-            raise unknown_value(self.kind, KINDS, "rewarm.kind")
-        if not 0 <= self.iterations <= MAX_ITERATIONS:
-            raise UsageError(
-                f"`rewarm.iterations` is {self.iterations}",
-                next=f"0 <= iterations <= {MAX_ITERATIONS}; 0 closes a window that is open",
-            )
+    iterations: Annotated[
+        int,
+        Key(
+            "how many trained iterations re-warm after the surgery; 0 ends a window that "
+            "is still open",
+            limits=Limits(least=0, most=1_000_000_000),
+        ),
+    ]
+    kind: Annotated[
+        str,
+        Key(
+            "`hold` (default): the moments fill at lr 0, weights stay; `ramp`: the rate "
+            "rises from 0 to its schedule",
+            one_of=("hold", "ramp"),
+        ),
+    ] = "hold"
 
     def title(self, run: Run, step: int) -> list[str]:
         if not self.iterations:
@@ -128,8 +132,8 @@ Ramp = Annotated[
 ]
 
 
-def window(hold: int | None, ramp: int | None) -> dict[str, Any]:
-    """The section that --rewarm or --rewarm-ramp stands for."""
+def window(hold: int | None, ramp: int | None) -> list[Section]:
+    """What --rewarm or --rewarm-ramp stands for."""
     if hold is not None and ramp is not None:
         raise UsageError("--rewarm and --rewarm-ramp exclude each other", next="give one of them")
     for option, iterations in (("--rewarm", hold), ("--rewarm-ramp", ramp)):
@@ -140,8 +144,8 @@ def window(hold: int | None, ramp: int | None) -> dict[str, Any]:
                 "`rewarm: {iterations: 0}`",
             )
     if ramp is not None:
-        return {"rewarm": {"iterations": ramp, "kind": "ramp"}}
-    return {} if hold is None else {"rewarm": {"iterations": hold}}
+        return [Rewarm(ramp, "ramp")]
+    return [] if hold is None else [Rewarm(hold)]
 
 
 SECTIONS = (Rewarm,)

@@ -6,15 +6,17 @@ Sources: Gupta et al. 2308.04014, Ibrahim et al. 2403.08763 (re-warming and re-d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.hints import command
-from ckptsurgeon.operations.completion import DECAY_STYLES
 from ckptsurgeon.operations.cooldown import Cooldown, refuse_both, samples_to
+from ckptsurgeon.operations.hyperparameters import DECAY_STYLES
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import COUNT, Limits
 from ckptsurgeon.operations.place_changes import PlaceChanges
-from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.run.run import Run
 
 
@@ -25,26 +27,22 @@ class RewarmSchedule(Section):
 
     key: ClassVar[str] = "rewarm_schedule"
 
-    to: float
-    warmup: int
-    decay: int
-    min_lr: float | None = None
-    shape: str | None = None
+    to: Annotated[
+        float,
+        Key(
+            "the schedule starts again, with this peak (`set-lr --restart`)", limits=Limits(above=0)
+        ),
+    ]
+    warmup: Annotated[int, Key("trained iterations from here to the peak", limits=COUNT)]
+    decay: Annotated[
+        int, Key("trained iterations from the peak to the floor", limits=Limits(least=1))
+    ]
+    min_lr: Annotated[
+        float | None, Key("the floor; it stays if it is not given", limits=Limits(least=0))
+    ] = None
+    shape: Annotated[str | None, Key("it stays if it is not given", one_of=DECAY_STYLES)] = None
 
     def check(self, recipe: Recipe) -> None:
-        if self.to <= 0:
-            raise UsageError(f"`rewarm_schedule.to` is {self.to:g}", next="a rate above 0")
-        if self.warmup < 0 or self.decay < 1:
-            raise UsageError(
-                f"a warm-up of {self.warmup} and a decay of {self.decay} iterations can't be",
-                next="warmup: 0 or more, decay: 1 or more; both count iterations from here",
-            )
-        if self.min_lr is not None and self.min_lr < 0:
-            raise UsageError(
-                f"`rewarm_schedule.min_lr` is {self.min_lr:g}", next="min_lr is never below 0"
-            )
-        if self.shape is not None and self.shape not in DECAY_STYLES:
-            raise unknown_value(self.shape, DECAY_STYLES, "rewarm_schedule.shape")
         if recipe.get(Cooldown):
             raise UsageError(
                 "both `cooldown` and `rewarm_schedule` decide the schedule",

@@ -5,24 +5,27 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import Ranks
 from ckptsurgeon.formats.layout import NamesElsewhere, NamesMore
 from ckptsurgeon.hints import command, shell
-from ckptsurgeon.operations import completion, events, swap_optimizer
+from ckptsurgeon.operations import completion, swap_optimizer
 from ckptsurgeon.operations.completion import saved_steps
-from ckptsurgeon.operations.hyperparameters import keys, settings_of
+from ckptsurgeon.operations.events import TensorBoard, refuse_both
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import COUNT
 from ckptsurgeon.operations.place_changes import of_settings
-from ckptsurgeon.operations.reset import states_of
+from ckptsurgeon.operations.reset import Reset, states_of
 from ckptsurgeon.operations.rewarm import Hold, Ramp, window
-from ckptsurgeon.operations.section import Changes, Recipe, Section, check_step, given
+from ckptsurgeon.operations.section import Changes, Recipe, Section
+from ckptsurgeon.operations.set_commands import keys, of_pairs
+from ckptsurgeon.operations.skip import Skip
 from ckptsurgeon.plans.edits import AnyChange, Aside, Change, Content, Relink, Rewrite, Span
 from ckptsurgeon.run.run import Run
 
@@ -37,10 +40,14 @@ class Rollback(Section):
     key: ClassVar[str] = "rollback"
     leaves_newer: ClassVar[bool] = True
 
-    to: int
-
-    def check(self, recipe: Recipe) -> None:
-        check_step(self.to)
+    to: Annotated[
+        int,
+        Key(
+            "that step becomes the latest; newer checkpoints go to the attic, event files are cut",
+            value="step",
+            limits=COUNT,
+        ),
+    ]
 
     def target(self, run: Run) -> int:
         return self.to
@@ -66,10 +73,19 @@ class Repair(Section):
 
     key: ClassVar[str] = "repair_latest"
 
-    to: int | None = None
+    to: Annotated[
+        int | None,
+        Key(
+            "only the pointers change; without `to` they name the newest step that is "
+            "complete and can be read",
+            "--to STEP",
+            "A saved step [the newest complete one].",
+            value="step",
+            limits=COUNT,
+        ),
+    ] = None
 
     def check(self, recipe: Recipe) -> None:
-        check_step(self.to)
         if recipe.get(Rollback) is not None:
             raise UsageError(
                 "`rollback` sets the pointers itself; it can't be combined with `repair_latest`",
@@ -209,12 +225,9 @@ def rollback(
     ] = None,
     hold: Hold = None,
     ramp: Ramp = None,
-    keep_tb: events.KeepTB = None,
-    no_keep_tb: events.NoKeepTB = False,
-    no_truncate: Annotated[
-        bool, typer.Option("--no-truncate", help="Leave the event files alone.")
-    ] = False,
-) -> dict[str, Any]:
+    *,
+    logs: Annotated[TensorBoard, "keep_as", "keep", "truncate"],
+) -> Recipe:
     """Go back to a saved step.
 
     Newer checkpoints go to the attic, the pointers name the step, and event files are cut there.
@@ -228,37 +241,25 @@ def rollback(
             hints = [command("rollback", "--to", number) for number in dict.fromkeys((to, step))]
             raise UsageError("both STEP and --to were given", next=hints)
         raise UsageError("--to STEP is missing", next=command("status", why="list the steps"))
-    tensorboard = events.cut_branch(keep_tb, no_keep_tb)
-    if no_truncate:
-        tensorboard["truncate"] = False
-    data = {
-        "rollback": {"to": step if to is None else to},
-        **({"reset": states_of(reset)} if reset else {}),
-        **window(hold, ramp),
-        **({"skip": skip} if skip else {}),
-        **({"tensorboard": tensorboard} if tensorboard else {}),
-    }
-    return lay(data, settings_of(settings or ()))
+    refuse_both(logs)
+    return Recipe(
+        Rollback((step if to is None else to) or 0),
+        of_pairs(settings or ()),
+        Reset(states_of(reset or ())),
+        *window(hold, ramp),
+        Skip(skip or []),
+        logs,
+    )
 
 
-def repair_latest(
-    to: Annotated[
-        int | None,
-        typer.Option(
-            "--to",
-            metavar="STEP",
-            help="A saved step [the newest complete one].",
-            autocompletion=saved_steps,
-        ),
-    ] = None,
-) -> dict[str, Any]:
+def repair_latest(section: Repair) -> Recipe:
     """Make `latest` name a checkpoint that loads.
 
     Examples:
     ckptsurgeon repair-latest
     ckptsurgeon repair-latest --to 6
     """
-    return {"repair_latest": given(to=to)}
+    return Recipe(section)
 
 
 SECTIONS = (Rollback, Repair)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import typer
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.expressions import check_pattern
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter, by_parameter, within
 from ckptsurgeon.hints import command
@@ -28,19 +27,13 @@ from ckptsurgeon.operations.computed_changes import (
     source,
     with_copies,
 )
+from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.qk_clip import QkClip
 from ckptsurgeon.operations.reset import Moments, Reset
-from ckptsurgeon.operations.section import (
-    Changes,
-    Recipe,
-    Section,
-    given,
-    unknown_value,
-)
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.run.run import Run
 
-MOMENTS = ("keep", "scale", "zero")
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2}
 """What becomes of a moment where every gradient is `by` times as large."""
 
@@ -49,22 +42,35 @@ POWERS = {"exp_avg": 1, "exp_avg_sq": 2}
 class Scale(Section):
     """The weights of the parameters whose names match `params` become `by` times what they were,
     computed on the fp32 masters and rounded from them; with `qk_clip` the queries and keys of those
-    heads whose logits are estimated too large. `moments` are kept, scaled as if every gradient had
-    been so many times as large (exp_avg by it, exp_avg_sq by its square), or zeroed."""
+    heads whose logits are estimated too large. Moments that are scaled: exp_avg by it, exp_avg_sq
+    by its square."""
 
     key: ClassVar[str] = "scale"
 
-    params: str = ""
-    by: float | None = None
-    moments: str = "keep"
+    params: Annotated[
+        str,
+        Key(
+            "weights and fp32 masters of these parameters times `scale.by`",
+            "[REGEX]",
+            "Parameters whose names match.",
+            pattern=True,
+        ),
+    ] = ""
+    by: Annotated[float | None, Key("multiplier", "--by F", value="number other than 0")] = None
+    moments: Annotated[
+        str,
+        Key(
+            "their moments: kept (default), as if every gradient had been `by` times as large, or "
+            "zeroed",
+            "--moments WHAT",
+            "keep, scale or zero their moments.",
+            one_of=("keep", "scale", "zero"),
+        ),
+    ] = "keep"
     qk_clip: QkClip | None = None
 
     def check(self, recipe: Recipe) -> None:
-        check_pattern("scale.params", self.params)
-        if self.moments not in MOMENTS:
-            raise unknown_value(self.moments, MOMENTS, "scale.moments")
         if self.qk_clip is not None:
-            self.qk_clip.check()
             if self.by is not None:
                 raise UsageError(
                     "`scale.by` and `scale.qk_clip` both say by how much", next="drop one of them"
@@ -169,11 +175,7 @@ def _scaled(run: Run, checkpoint: Checkpoint, part: Part, by: float, told: str) 
 
 
 def scale(
-    params: Annotated[
-        str | None,
-        typer.Argument(metavar="[REGEX]", help="Parameters whose names match."),
-    ] = None,
-    by: Annotated[float | None, typer.Option("--by", metavar="F", help="Multiplier.")] = None,
+    section: Scale,
     qk_clip: Annotated[
         float | None,
         typer.Option(
@@ -182,11 +184,7 @@ def scale(
             help="Instead: queries and keys of heads whose logits are estimated above it.",
         ),
     ] = None,
-    moments: Annotated[
-        str | None,
-        typer.Option("--moments", metavar="WHAT", help="keep, scale or zero their moments."),
-    ] = None,
-) -> dict[str, Any]:
+) -> Recipe:
     """Multiply weights by a number.
 
     Their fp32 masters with them. --qk-clip finds the heads whose attention logits are too large and
@@ -198,8 +196,8 @@ def scale(
     ckptsurgeon scale word_embeddings --by 0.5 --moments scale --dry-run
     ckptsurgeon scale --qk-clip 100 --dry-run
     """
-    clip = None if qk_clip is None else {"threshold": qk_clip}
-    return {"scale": given(params=params, by=by, qk_clip=clip, moments=moments)}
+    clip = None if qk_clip is None else QkClip(qk_clip)
+    return Recipe(replace(section, qk_clip=clip))
 
 
 SECTIONS = (Scale,)

@@ -6,10 +6,8 @@ stays as it is, and applying it twice changes nothing.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import command
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
 Changes = tuple[list[AnyChange], list[str]]
 """What an operation changes, and its warnings: a sentence each."""
-MAX_COUNT = (1 << 63) - 1
 S = TypeVar("S", bound="Section")
 
 
@@ -39,7 +36,8 @@ class Section(Fields):
     """Whether the steps after `target` leave the run."""
 
     def check(self, recipe: Recipe) -> None:
-        """Raise UsageError for values that can't be meant, alone or beside the other sections."""
+        """Raise UsageError for values that can't be meant together, or beside the other sections:
+        each alone is checked by what its Key says."""
 
     def target(self, run: Run) -> int | None:
         """The step whose checkpoint is edited, if this section says so; else the latest is."""
@@ -92,6 +90,7 @@ class Recipe:
             raise UsageError("a recipe has one section of each kind", next="merge them")
         for section in sections:
             section.check(self)
+            section.check_values()
 
     def get(self, kind: type[S]) -> S | None:
         """The section of this kind, if the recipe has it."""
@@ -117,19 +116,7 @@ class Recipe:
 # --- what several sections check -----------------------------------------------------------------
 
 
-def unknown_value(text: str, known: Sequence[str], key: str) -> UsageError:
-    """The error for a value that is not one of `known`, with the nearest one that is."""
-    near = difflib.get_close_matches(text, known, n=1, cutoff=0.6)
-    hint = f"did you mean `{near[0]}`?" if near else f"one of: {', '.join(known)}"
-    return UsageError(f"`{key}` is {text!r}", next=hint)
-
-
 def check_step(step: int | None) -> None:
     """Raise for a step that no run can have."""
     if step is not None and step < 0:
         raise UsageError(f"step {step} is below 0", next=command("status"))
-
-
-def given(**values: Any) -> dict[str, Any]:
-    """The values that were given on a command line: those that are not None."""
-    return {key: value for key, value in values.items() if value is not None}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
-
-import typer
+from typing import Annotated, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
@@ -15,7 +13,9 @@ from ckptsurgeon.formats.schedules.rampup import batch_size
 from ckptsurgeon.hints import Command, Hint, command
 from ckptsurgeon.operations.counters import counter_changes
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
-from ckptsurgeon.operations.section import MAX_COUNT, Changes, Recipe, Section
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import MAX_COUNT
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange, Change
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.run import Run
@@ -34,9 +34,25 @@ class Skip(Section):
 
     standing: ClassVar[bool] = True
 
-    skip: list[str] = field(default_factory=list)
-    skip_by_counters: bool = False
-    clear_skip: bool = False
+    skip: Annotated[
+        list[str],
+        Key(
+            "iterations from 1, both ends included; added to the ranges already there",
+            "A-B",
+            "Iterations, from 1, both ends included.",
+            value="list of `A-B`",
+        ),
+    ] = field(default_factory=list)
+    skip_by_counters: Annotated[
+        bool,
+        Key(
+            "advance the consumed samples past `skip` instead: for trainers whose flag "
+            "does not do what it says",
+            "--by-counters",
+            "Advance the consumed samples instead.",
+        ),
+    ] = False
+    clear_skip: Annotated[bool, Key("forget the ranges set earlier", "--clear")] = False
 
     def check(self, recipe: Recipe) -> None:
         ranges(self.skip)
@@ -276,17 +292,7 @@ def _same_skip(receipt: Receipt, section: Skip, before: Mapping[str, int]) -> bo
 # --- commands ------------------------------------------------------------------------------------
 
 
-def skip(
-    ranges: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="A-B", help="Iterations, from 1, both ends included."),
-    ] = None,
-    by_counters: Annotated[
-        bool,
-        typer.Option("--by-counters", help="Advance the consumed samples instead."),
-    ] = False,
-    clear: Annotated[bool, typer.Option("--clear", help="Forget the ranges set earlier.")] = False,
-) -> dict[str, Any]:
+def skip(section: Skip) -> Recipe:
     """Skip the data of some iterations.
 
     The iterations and their samples count as usual, but nothing is trained and the schedule does
@@ -298,13 +304,9 @@ def skip(
     ckptsurgeon skip 9-12 --by-counters
     ckptsurgeon skip --clear
     """
-    if not ranges and not clear:
+    if not section.skip and not section.clear_skip:
         raise UsageError("no range was given", next=command("skip", "6900-7010"))
-    return {
-        **({"skip": ranges} if ranges else {}),
-        **({"skip_by_counters": True} if by_counters else {}),
-        **({"clear_skip": True} if clear else {}),
-    }
+    return Recipe(section)
 
 
 SECTIONS = (Skip,)

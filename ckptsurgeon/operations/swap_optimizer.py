@@ -6,18 +6,17 @@ OPT-175B did it at restart 12.41, after faking it for six restarts with values t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
-
-import typer
+from typing import Annotated, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.plain_yaml import lay
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.fields.understood import is_number
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import SHARE
 from ckptsurgeon.operations.own_config import config_changes, configured
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.rewarm import Rewarm
-from ckptsurgeon.operations.section import Changes, Recipe, Section, unknown_value
+from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import ABSENT, AnyChange, Change, Renamed
 from ckptsurgeon.run.run import Run
 
@@ -36,17 +35,25 @@ class SwapOptimizer(Section):
 
     key: ClassVar[str] = "swap_optimizer"
 
-    to: str
-    momentum: float = 0.9
-    keep: bool = False
+    to: Annotated[
+        str,
+        Key(
+            "go on with another optimizer: groups, state and the run's train.yaml are rewritten",
+            "adamw|sgdw",
+            "The optimizer to switch to.",
+            one_of=OPTIMIZERS,
+        ),
+    ]
+    momentum: Annotated[
+        float,
+        Key("momentum of SGDW [0.9]; 0 keeps no buffer", "--momentum M", limits=SHARE),
+    ] = 0.9
+    keep: Annotated[
+        bool,
+        Key("start SGDW's buffer from Adam's exp_avg, not empty", "--keep"),
+    ] = False
 
     def check(self, recipe: Recipe) -> None:
-        if self.to not in OPTIMIZERS:
-            raise unknown_value(self.to, OPTIMIZERS, "swap_optimizer.to")
-        if not 0 <= self.momentum < 1:
-            raise UsageError(
-                f"`swap_optimizer.momentum` is {self.momentum}", next="0 <= momentum < 1"
-            )
         both = ["reset"] if recipe[Reset].reset else []
         both += ["rewarm"] if recipe.get(Rewarm) is not None else []
         if both:
@@ -152,15 +159,7 @@ def _config(run: Run, optimizer: str, momentum: float | None) -> list[AnyChange]
 # --- commands ------------------------------------------------------------------------------------
 
 
-def swap(
-    to: Annotated[str, typer.Argument(metavar="adamw|sgdw", help="The optimizer to switch to.")],
-    momentum: Annotated[
-        str | None, typer.Option("--momentum", metavar="M", help="Momentum of SGDW [0.9].")
-    ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Start SGDW's buffer from Adam's exp_avg.")
-    ] = False,
-) -> dict[str, Any]:
+def swap(section: SwapOptimizer) -> Recipe:
     """Switch the run to another optimizer.
 
     Groups, state, and the run's train.yaml are rewritten. Switching to SGDW drops the moments (with
@@ -170,8 +169,7 @@ def swap(
     Examples:
     ckptsurgeon swap-optimizer sgdw --momentum 0.9 --keep
     """
-    data: dict[str, Any] = {"swap_optimizer": {"to": to, **({"keep": True} if keep else {})}}
-    return lay(data, [] if momentum is None else [f"swap_optimizer.momentum={momentum}"])
+    return Recipe(section)
 
 
 SECTIONS = (SwapOptimizer,)

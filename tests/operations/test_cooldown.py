@@ -291,7 +291,7 @@ def test_saves_are_not_taken_for_updates(tmp_path: Path) -> None:
         ({"steps": 0}, "`cooldown.steps` is 0"),
         ({"percent": 100}, "0 < percent < 100"),
         ({"steps": 4, "shape": "sqrt"}, "1-sqrt"),
-        ({"steps": 4, "to": -1e-9}, "never below 0"),
+        ({"steps": 4, "to": -1e-9}, "to >= 0"),
         ({"steps": 61}, "longer than the run before it: 60 steps"),
         ({"steps": 4, "to": 1e-2}, "can't go down to 0.01"),
     ],

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Hyperparameters, Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.recipe.file import from_data, to_data
 from tests.support import megatron_engine
 from tests.support.cooled import (
     CLASSES,
@@ -101,9 +101,9 @@ def test_without_a_position_nothing_starts_again(tmp_path: Path) -> None:
 
 
 def test_set_lr_restart_is_this_section() -> None:
-    from ckptsurgeon.operations.hyperparameters import set_lr
+    from ckptsurgeon.operations.set_commands import set_lr
 
-    data = set_lr("3e-4", warmup="500", decay="20000", restart=True)
-    assert data == {"rewarm_schedule": {"to": 3e-4, "warmup": 500, "decay": 20000}}
+    recipe = set_lr(Hyperparameters(lr=3e-4, warmup=500, decay=20000), restart=True)
+    assert to_data(recipe) == {"rewarm_schedule": {"to": 3e-4, "warmup": 500, "decay": 20000}}
     with pytest.raises(UsageError, match="needs its peak, warm-up and decay"):
-        set_lr("3e-4", restart=True)
+        set_lr(Hyperparameters(lr=3e-4), restart=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from ckptsurgeon import Recipe, Run, apply, from_data, inspect, operations, plan, plan_undo
 from ckptsurgeon.cli import app
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.section import Changes, Section
 from ckptsurgeon.plans.edits import Change
 from tests.support.tiny_run import make_run
@@ -23,7 +23,7 @@ class Sharpen(Section):
     """Adam's eps becomes `times` what it was, in every place of every shard."""
 
     key: ClassVar[str] = "sharpen"
-    times: float
+    times: Annotated[float, Key("what Adam's eps is multiplied by", "TIMES", "The factor.")]
 
     def title(self, run: Run, step: int) -> list[str]:
         return [f"sharpen {self.times:g} times"]
@@ -35,9 +35,9 @@ class Sharpen(Section):
         ], ["the first update is larger"]
 
 
-def sharpen(times: Annotated[float, typer.Argument(help="The factor.")]) -> dict[str, Any]:
+def sharpen(section: Sharpen) -> Recipe:
     """Make Adam's eps smaller."""
-    return {"sharpen": {"times": times}}
+    return Recipe(section)
 
 
 SECTIONS, COMMANDS = (Sharpen,), {"sharpen": sharpen}

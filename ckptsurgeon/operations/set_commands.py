@@ -1,0 +1,119 @@
+"""`set` and `set-lr`: the hyperparameters of all parameters, of some, or of a new schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.plain_yaml import lay
+from ckptsurgeon.hints import command
+from ckptsurgeon.operations.completion import run_of
+from ckptsurgeon.operations.group_settings import GroupSettings
+from ckptsurgeon.operations.hyperparameters import Hyperparameters
+from ckptsurgeon.operations.rewarm_schedule import RewarmSchedule
+from ckptsurgeon.operations.section import Recipe
+
+
+def of_pairs(pairs: Sequence[str]) -> Hyperparameters:
+    """The section that `lr=3e-5 beta2=0.95` stands for."""
+    if len(pairs) == 2 and not any("=" in pair for pair in pairs):
+        key, value = pairs
+        raise UsageError(f"{key!r} is not KEY=VALUE", next=command("set", f"{key}={value}"))
+    bare = next((pair for pair in pairs if "=" not in pair), None)
+    if bare is not None:
+        raise UsageError(f"{bare!r} is not KEY=VALUE", next="for example: lr=3e-5")
+    data = lay({}, [pair if pair.startswith("set.") else f"set.{pair}" for pair in pairs])
+    return Hyperparameters.build(data.get("set", {}))
+
+
+def keys(ctx: typer.Context) -> list[str]:
+    """KEY= of what `set` can change, and of what else the param groups of the latest step hold."""
+    known = [key for key in Hyperparameters.__dataclass_fields__ if key != "settings"]
+    run = run_of(ctx)
+    try:
+        own = () if run is None else run.state(run.latest()).promise.settings or ()
+    except (SurgeryError, OSError):
+        own = ()
+    return [f"{key}=" for key in dict.fromkeys((*known, *(key for key, _ in own)))]
+
+
+def set_lr(
+    section: Hyperparameters,
+    scale: Annotated[
+        str | None, typer.Option("--scale", metavar="FACTOR", help="Multiply the peak instead.")
+    ] = None,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart",
+            help="Start the schedule again: --warmup and --decay then count iterations from here.",
+        ),
+    ] = False,
+) -> Recipe:
+    """Change the learning-rate schedule.
+
+    Examples:
+    ckptsurgeon set-lr 3e-5
+    ckptsurgeon set-lr --scale 0.5 --min-lr 1e-6
+    ckptsurgeon set-lr 3e-4 --restart --warmup 500 --decay 20000
+    """
+    if scale is not None:
+        if section.lr is not None:
+            hint = command("set-lr", "--scale", "0.5")
+            raise UsageError("both LR and --scale were given", next=hint)
+        section = dataclasses.replace(section, lr=f"{scale}x")
+    if restart:
+        return Recipe(_restarted(section))
+    if not section.given():
+        raise UsageError("no learning rate was given", next=command("set-lr", "3e-5"))
+    return Recipe(section)
+
+
+def _restarted(section: Hyperparameters) -> RewarmSchedule:
+    if None in (section.lr, section.warmup, section.decay):
+        raise UsageError(
+            "a schedule that starts again needs its peak, warm-up and decay",
+            next=command("set-lr", "3e-4", "--restart", "--warmup", "500", "--decay", "20000"),
+        )
+    names = {"lr": "to", "decay_style": "shape"}
+    return RewarmSchedule.build({names.get(k, k): v for k, v in section.given().items()})
+
+
+def set_values(
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="For example: beta2=0.95 eps=1e-8",
+            autocompletion=keys,
+        ),
+    ],
+    params: Annotated[
+        str | None,
+        typer.Option("--params", metavar="REGEX", help="Only param groups of such parameters."),
+    ] = None,
+) -> Recipe:
+    """Change hyperparameters in every place that keeps them.
+
+    KEY is lr min_lr warmup decay decay_style beta1 beta2 eps weight_decay clip_grad seed
+    loss_scale batch_size rampup, a counter (consumed_samples tokens iteration position data_epoch
+    data_batches), or what the param groups of the run's optimizer hold (momentum alpha beta3). A
+    VALUE such as 0.5x scales the present one.
+
+    Examples:
+    ckptsurgeon set beta2=0.95 eps=1e-8
+    ckptsurgeon set weight_decay=0.5x --dry-run
+    ckptsurgeon set batch_size=512
+    """
+    if params is None:
+        return Recipe(of_pairs(settings))
+    data = lay({}, [pair.removeprefix("set.") for pair in settings])
+    return Recipe(GroupSettings.build({**data, "params": params}))
+
+
+SECTIONS = (Hyperparameters,)
+COMMANDS = {"set-lr": set_lr, "set": set_values}
