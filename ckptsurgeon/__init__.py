@@ -10,101 +10,70 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon.operations import OPERATIONS
 from ckptsurgeon.version import VERSION
 
 __version__ = VERSION
 
 if TYPE_CHECKING:
-    from ckptsurgeon.look.verify import inspect, verify
-    from ckptsurgeon.operations.average import Average
-    from ckptsurgeon.operations.clip_moments import ClipMoments
-    from ckptsurgeon.operations.cooldown import Cooldown
-    from ckptsurgeon.operations.events import TensorBoard
-    from ckptsurgeon.operations.graft import Graft
-    from ckptsurgeon.operations.group_settings import GroupSettings
-    from ckptsurgeon.operations.hyperparameters import Hyperparameters
-    from ckptsurgeon.operations.precision import Precision
-    from ckptsurgeon.operations.relaunch import Relaunch
-    from ckptsurgeon.operations.replicas import Replicas
-    from ckptsurgeon.operations.reset import Moments, Reset
-    from ckptsurgeon.operations.rewarm import Rewarm
-    from ckptsurgeon.operations.rewarm_schedule import RewarmSchedule
-    from ckptsurgeon.operations.rollback import Repair, Rollback
-    from ckptsurgeon.operations.scale import Scale
-    from ckptsurgeon.operations.section import Recipe
-    from ckptsurgeon.operations.skip import Skip
-    from ckptsurgeon.operations.swap_optimizer import SwapOptimizer
-    from ckptsurgeon.plans.edits import Aside, Change, Relink, Rewrite
-    from ckptsurgeon.plans.plan import Plan, Receipt
-    from ckptsurgeon.plans.promise import Promise
-    from ckptsurgeon.recipe.file import from_data, load
-    from ckptsurgeon.run.run import Run
-    from ckptsurgeon.surgery.apply import apply, recover
-    from ckptsurgeon.surgery.plan import plan
-    from ckptsurgeon.surgery.undo import plan_redo, plan_undo
+    from ckptsurgeon.look.verify import inspect as inspect
+    from ckptsurgeon.look.verify import verify as verify
+    from ckptsurgeon.operations.average import Average as Average
+    from ckptsurgeon.operations.clip_moments import ClipMoments as ClipMoments
+    from ckptsurgeon.operations.cooldown import Cooldown as Cooldown
+    from ckptsurgeon.operations.events import TensorBoard as TensorBoard
+    from ckptsurgeon.operations.graft import Graft as Graft
+    from ckptsurgeon.operations.group_settings import GroupSettings as GroupSettings
+    from ckptsurgeon.operations.hyperparameters import Hyperparameters as Hyperparameters
+    from ckptsurgeon.operations.precision import Precision as Precision
+    from ckptsurgeon.operations.relaunch import Relaunch as Relaunch
+    from ckptsurgeon.operations.replicas import Replicas as Replicas
+    from ckptsurgeon.operations.reset import Moments as Moments
+    from ckptsurgeon.operations.reset import Reset as Reset
+    from ckptsurgeon.operations.rewarm import Rewarm as Rewarm
+    from ckptsurgeon.operations.rewarm_schedule import RewarmSchedule as RewarmSchedule
+    from ckptsurgeon.operations.rollback import Repair as Repair
+    from ckptsurgeon.operations.rollback import Rollback as Rollback
+    from ckptsurgeon.operations.scale import Scale as Scale
+    from ckptsurgeon.operations.section import Recipe as Recipe
+    from ckptsurgeon.operations.skip import Skip as Skip
+    from ckptsurgeon.operations.swap_optimizer import SwapOptimizer as SwapOptimizer
+    from ckptsurgeon.plans.edits import Aside as Aside
+    from ckptsurgeon.plans.edits import Change as Change
+    from ckptsurgeon.plans.edits import Relink as Relink
+    from ckptsurgeon.plans.edits import Rewrite as Rewrite
+    from ckptsurgeon.plans.plan import Plan as Plan
+    from ckptsurgeon.plans.plan import Receipt as Receipt
+    from ckptsurgeon.plans.promise import Promise as Promise
+    from ckptsurgeon.recipe.file import from_data as from_data
+    from ckptsurgeon.recipe.file import load as load
+    from ckptsurgeon.run.run import Run as Run
+    from ckptsurgeon.surgery.apply import apply as apply
+    from ckptsurgeon.surgery.apply import recover as recover
+    from ckptsurgeon.surgery.plan import plan as plan
+    from ckptsurgeon.surgery.undo import plan_redo as plan_redo
+    from ckptsurgeon.surgery.undo import plan_undo as plan_undo
 
+_PLACES = {
+    "look.verify": "inspect verify",
+    "operations.reset": "Moments",
+    "operations.section": "Recipe",
+    "plans.edits": "Aside Change Relink Rewrite",
+    "plans.plan": "Plan Receipt",
+    "plans.promise": "Promise",
+    "recipe.file": "from_data load",
+    "run.run": "Run",
+    "surgery.apply": "apply recover",
+    "surgery.plan": "plan",
+    "surgery.undo": "plan_redo plan_undo",
+}
 _HOMES = {
-    "Change": "plans.edits", "Aside": "plans.edits", "Rewrite": "plans.edits",
-    "Relink": "plans.edits",
-    "Plan": "plans.plan", "Promise": "plans.promise", "Receipt": "plans.plan",
-    "Recipe": "operations.section", "from_data": "recipe.file", "load": "recipe.file",
-    "Average": "operations.average", "ClipMoments": "operations.clip_moments",
-    "Cooldown": "operations.cooldown", "Graft": "operations.graft",
-    "GroupSettings": "operations.group_settings",
-    "Hyperparameters": "operations.hyperparameters", "Relaunch": "operations.relaunch",
-    "Precision": "operations.precision",
-    "Moments": "operations.reset", "Repair": "operations.rollback",
-    "Replicas": "operations.replicas",
-    "Reset": "operations.reset", "Rewarm": "operations.rewarm",
-    "RewarmSchedule": "operations.rewarm_schedule", "Rollback": "operations.rollback",
-    "Scale": "operations.scale", "Skip": "operations.skip",
-    "SwapOptimizer": "operations.swap_optimizer",
-    "TensorBoard": "operations.events",
-    "Run": "run.run",
-    "plan": "surgery.plan", "apply": "surgery.apply", "recover": "surgery.apply",
-    "plan_undo": "surgery.undo", "plan_redo": "surgery.undo",
-    "inspect": "look.verify", "verify": "look.verify",
-}  # fmt: skip
+    **{name: f"{__name__}.{place}" for place, names in _PLACES.items() for name in names.split()},
+    **{name: each.module for each in OPERATIONS for name in each.sections},
+}
+"""The module of each public name; a section of a recipe is one by the table of operations."""
 
-__all__ = [
-    "Aside",
-    "Average",
-    "Change",
-    "ClipMoments",
-    "Cooldown",
-    "Graft",
-    "GroupSettings",
-    "Hyperparameters",
-    "Moments",
-    "Plan",
-    "Precision",
-    "Promise",
-    "Receipt",
-    "Recipe",
-    "Relaunch",
-    "Relink",
-    "Repair",
-    "Replicas",
-    "Reset",
-    "Rewarm",
-    "RewarmSchedule",
-    "Rewrite",
-    "Rollback",
-    "Run",
-    "Scale",
-    "Skip",
-    "SwapOptimizer",
-    "TensorBoard",
-    "apply",
-    "from_data",
-    "inspect",
-    "load",
-    "plan",
-    "plan_redo",
-    "plan_undo",
-    "recover",
-    "verify",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
@@ -113,7 +82,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ckptsurgeon' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"ckptsurgeon.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import ckptsurgeon
-from ckptsurgeon.operations import kinds
 from tests.conftest import Trained
 from tests.support.launch import REPO
 from tests.support.tiny_run import make_run
@@ -62,8 +62,13 @@ def test_no_public_name_is_that_of_a_module() -> None:
     assert own & modules == set()
 
 
-def test_every_section_of_a_recipe_is_public() -> None:
-    assert [kind.__name__ for kind in kinds() if kind.__name__ not in ckptsurgeon.__all__] == []
+def test_a_type_checker_sees_every_public_name() -> None:
+    """The sections are public by the table of operations, which it can't read."""
+    tree = ast.parse(Path(ckptsurgeon.__file__).read_text("utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = [name.asname for node in ast.walk(block) if isinstance(node, ast.ImportFrom)
+            for name in node.names]  # fmt: skip
+    assert sorted(map(str, seen)) == ckptsurgeon.__all__
 
 
 def test_the_names_are_seen_before_they_are_loaded() -> None:

@@ -29,7 +29,7 @@ def one_liner(operation: Operation, name: str) -> Callable[..., None]:
     """The command `name` of an operation, with the options of every edit: it carries out the recipe
     that was typed."""
     request = operation.command(name)
-    on_logs = any(kind.on_logs for kind in operation.sections)
+    on_logs = any(kind.on_logs for kind in operation.kinds())
     bundle = LogOneLiner if on_logs else OneLiner
 
     def edit(*, common: OneLiner, **given: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Operation:
-    """One file: the module, and its commands with the line that `--help` shows of each.
+    """One file: the module, the names of its Section classes, and its commands with the line that
+    `--help` shows of each.
 
-    The module is imported when it is needed. It holds SECTIONS, a tuple of Section classes, and
-    COMMANDS, a dictionary that says which function a command is: one that returns the Recipe that
-    was typed."""
+    The module is imported when it is needed. Its COMMANDS says which function a command is: one
+    that returns the Recipe that was typed."""
 
     module: str
-    commands: dict[str, str]
+    sections: tuple[str, ...]
+    commands: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def sections(self) -> tuple[type[Section], ...]:
+    def kinds(self) -> list[type[Section]]:
         """The sections of a recipe that it takes."""
-        sections: tuple[type[Section], ...] = import_module(self.module).SECTIONS
-        return sections
+        module = import_module(self.module)
+        return [getattr(module, name) for name in self.sections]
 
     def command(self, name: str) -> Callable[..., Recipe]:
         """The function of one of its commands."""
@@ -36,38 +36,42 @@ class Operation:
 
 HERE = __name__
 OPERATIONS = (
-    Operation(f"{HERE}.rollback", {
+    Operation(f"{HERE}.rollback", ("Rollback", "Repair"), {
         "rollback": "Go back to a saved step.",
         "repair-latest": "Make `latest` name a checkpoint that loads.",
     }),
-    Operation(f"{HERE}.set_commands", {
+    Operation(f"{HERE}.set_commands", ("Hyperparameters",), {
         "set-lr": "Change the learning-rate schedule.",
         "set": "Change hyperparameters in every place that keeps them.",
     }),
-    Operation(f"{HERE}.cooldown", {"cooldown": "Let the learning rate decay from this step on."}),
-    Operation(f"{HERE}.rewarm_schedule", {}),
-    Operation(f"{HERE}.group_settings", {}),
-    Operation(f"{HERE}.reset", {"reset": "Reset the Adam moments or the loss scale."}),
-    Operation(f"{HERE}.rewarm", {}),
-    Operation(f"{HERE}.skip", {"skip": "Skip the data of some iterations."}),
-    Operation(f"{HERE}.swap_optimizer", {
+    Operation(f"{HERE}.cooldown", ("Cooldown",), {
+        "cooldown": "Let the learning rate decay from this step on."
+    }),
+    Operation(f"{HERE}.rewarm_schedule", ("RewarmSchedule",)),
+    Operation(f"{HERE}.group_settings", ("GroupSettings",)),
+    Operation(f"{HERE}.reset", ("Reset",), {"reset": "Reset the Adam moments or the loss scale."}),
+    Operation(f"{HERE}.rewarm", ("Rewarm",)),
+    Operation(f"{HERE}.skip", ("Skip",), {"skip": "Skip the data of some iterations."}),
+    Operation(f"{HERE}.swap_optimizer", ("SwapOptimizer",), {
         "swap-optimizer": "Switch the run to another optimizer."
     }),
-    Operation(f"{HERE}.average", {"average": "Make weights the mean of several steps."}),
-    Operation(f"{HERE}.graft", {"graft": "Take the moments of another step."}),
-    Operation(f"{HERE}.clip_moments", {
+    Operation(f"{HERE}.average", ("Average",), {
+        "average": "Make weights the mean of several steps."
+    }),
+    Operation(f"{HERE}.graft", ("Graft",), {"graft": "Take the moments of another step."}),
+    Operation(f"{HERE}.clip_moments", ("ClipMoments",), {
         "clip-moments": "Lower the largest entries of exp_avg_sq."
     }),
-    Operation(f"{HERE}.scale", {"scale": "Multiply weights by a number."}),
-    Operation(f"{HERE}.precision", {"precision": "Switch to bf16 or fp32."}),
-    Operation(f"{HERE}.replicas", {
+    Operation(f"{HERE}.scale", ("Scale",), {"scale": "Multiply weights by a number."}),
+    Operation(f"{HERE}.precision", ("Precision",), {"precision": "Switch to bf16 or fp32."}),
+    Operation(f"{HERE}.replicas", ("Replicas",), {
         "sync-replicas": "Average parameters of which every tensor-parallel rank keeps a copy."
     }),
-    Operation(f"{HERE}.events", {
+    Operation(f"{HERE}.events", ("TensorBoard",), {
         "truncate-tb-events": "Cut TensorBoard events after an iteration.",
         "rename-tb-events": "Rename TensorBoard tags.",
     }),
-    Operation(f"{HERE}.relaunch", {}),
+    Operation(f"{HERE}.relaunch", ("Relaunch",)),
 )  # fmt: skip
 """In this order a plan lists their changes, a title and a recipe their sections, and `--help` their
 commands. The order means nothing to the result: each reads the state before the surgery."""
@@ -75,7 +79,7 @@ commands. The order means nothing to the result: each reads the state before the
 
 def kinds() -> list[type[Section]]:
     """The sections that a recipe may have."""
-    return [kind for operation in OPERATIONS for kind in operation.sections]
+    return [kind for operation in OPERATIONS for kind in operation.kinds()]
 
 
 def in_order(recipe: Recipe) -> list[Section]:

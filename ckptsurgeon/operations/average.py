@@ -261,5 +261,4 @@ def average(section: Average) -> Recipe:
     return Recipe(section)
 
 
-SECTIONS = (Average,)
 COMMANDS = {"average": average}

@@ -223,5 +223,4 @@ def clip_moments(section: ClipMoments) -> Recipe:
     return Recipe(section)
 
 
-SECTIONS = (ClipMoments,)
 COMMANDS = {"clip-moments": clip_moments}

@@ -199,5 +199,4 @@ def cooldown(
         ) from None
 
 
-SECTIONS = (Cooldown,)
 COMMANDS = {"cooldown": cooldown}

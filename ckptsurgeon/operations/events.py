@@ -329,5 +329,4 @@ def _pair(text: str) -> tuple[str, str]:
     return tag, axis
 
 
-SECTIONS = (TensorBoard,)
 COMMANDS = {"truncate-tb-events": truncate_tb_events, "rename-tb-events": rename_tb_events}

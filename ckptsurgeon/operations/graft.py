@@ -270,5 +270,4 @@ def graft(
     return Recipe(section)
 
 
-SECTIONS = (Graft,)
 COMMANDS = {"graft": graft}

@@ -158,7 +158,3 @@ def _new(
             path = (*scheduler.path, name, index)
             old = checkpoint.value(scheduler.file, path)
             yield Place(scheduler.file, path, old), value if factor is None else old * factor
-
-
-SECTIONS = (GroupSettings,)
-COMMANDS: dict[str, Any] = {}

@@ -119,5 +119,4 @@ def precision(section: Precision) -> Recipe:
     return Recipe(section)
 
 
-SECTIONS = (Precision,)
 COMMANDS = {"precision": precision}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.section import Section
@@ -24,7 +24,3 @@ class Relaunch(Section):
     args: Annotated[list[str], Key("more arguments for the trainer", value="list")] = field(
         default_factory=list
     )
-
-
-SECTIONS = (Relaunch,)
-COMMANDS: dict[str, Any] = {}

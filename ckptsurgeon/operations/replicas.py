@@ -112,5 +112,4 @@ def sync_replicas(section: Replicas) -> Recipe:
     return Recipe(section)
 
 
-SECTIONS = (Replicas,)
 COMMANDS = {"sync-replicas": sync_replicas}

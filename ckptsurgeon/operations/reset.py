@@ -279,5 +279,4 @@ def reset(
     return Recipe(Reset(states_of(states), part), *window(hold, ramp))
 
 
-SECTIONS = (Reset,)
 COMMANDS = {"reset": reset}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -146,7 +146,3 @@ def window(hold: int | None, ramp: int | None) -> list[Section]:
     if ramp is not None:
         return [Rewarm(ramp, "ramp")]
     return [] if hold is None else [Rewarm(hold)]
-
-
-SECTIONS = (Rewarm,)
-COMMANDS: dict[str, Any] = {}

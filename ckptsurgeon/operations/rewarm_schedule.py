@@ -79,7 +79,3 @@ class RewarmSchedule(Section):
         for name, place, value in settings:
             places.put(name, place, value)
         return list(places.changes.values()), warnings
-
-
-SECTIONS = (RewarmSchedule,)
-COMMANDS: dict[str, Any] = {}

@@ -262,5 +262,4 @@ def repair_latest(section: Repair) -> Recipe:
     return Recipe(section)
 
 
-SECTIONS = (Rollback, Repair)
 COMMANDS = {"rollback": rollback, "repair-latest": repair_latest}

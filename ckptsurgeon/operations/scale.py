@@ -200,5 +200,4 @@ def scale(
     return Recipe(replace(section, qk_clip=clip))
 
 
-SECTIONS = (Scale,)
 COMMANDS = {"scale": scale}

@@ -115,5 +115,4 @@ def set_values(
     return Recipe(GroupSettings.build({**data, "params": params}))
 
 
-SECTIONS = (Hyperparameters,)
 COMMANDS = {"set-lr": set_lr, "set": set_values}

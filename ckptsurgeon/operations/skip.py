@@ -309,5 +309,4 @@ def skip(section: Skip) -> Recipe:
     return Recipe(section)
 
 
-SECTIONS = (Skip,)
 COMMANDS = {"skip": skip}

@@ -172,5 +172,4 @@ def swap(section: SwapOptimizer) -> Recipe:
     return Recipe(section)
 
 
-SECTIONS = (SwapOptimizer,)
 COMMANDS = {"swap-optimizer": swap}

@@ -40,8 +40,8 @@ def sharpen(section: Sharpen) -> Recipe:
     return Recipe(section)
 
 
-SECTIONS, COMMANDS = (Sharpen,), {"sharpen": sharpen}
-LINE = operations.Operation(__name__, {"sharpen": "Make Adam's eps smaller."})
+COMMANDS = {"sharpen": sharpen}
+LINE = operations.Operation(__name__, ("Sharpen",), {"sharpen": "Make Adam's eps smaller."})
 
 
 def test_it_is_a_command_a_recipe_and_can_be_undone(
