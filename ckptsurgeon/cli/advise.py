@@ -153,29 +153,31 @@ def advise(
     from ckptsurgeon.report.advice import advice, advice_json, recipe_file
 
     run = logs.run(common)
-    told = judge(logs.read(run), run, rule=logs.rule, level=level)
-    proposals = [proposal(run, item) for item in told.remedies] if run is not None else []
+    diagnosis = judge(logs.read(run), run, rule=logs.rule, level=level)
+    proposals = [proposal(run, item) for item in diagnosis.remedies] if run is not None else []
     chosen = _chosen(proposals, recipe)
     written = output is not None and not common.dry_run
     if output is not None and written:
         if chosen is None:
             raise SurgeryError(
-                f"nothing is proposed, so {output} is not written: {told.verdict}",
+                f"nothing is proposed, so {output} is not written: {diagnosis.verdict}",
                 untouched="nothing was written",
                 next=command("advise", why="what the logs say"),
             )
-        new_file.write(output, recipe_file(chosen, told).encode())
-    name = run.name if run is not None else ", ".join(path.name for path in told.curves.sources)
+        new_file.write(output, recipe_file(chosen, diagnosis).encode())
+    name = (
+        run.name if run is not None else ", ".join(path.name for path in diagnosis.curves.sources)
+    )
     next: Hint | None = None
     if chosen is not None and not written:
         next = plan_of("recipe.yaml" if output is None else output, recipe, logs)
     common.answer(
-        lambda: advice(told, proposals, name, common.style, chosen, next),
-        lambda: advice_json(told, proposals, None if run is None else str(run.root)),
+        lambda: advice(diagnosis, proposals, name, common.style, chosen, next),
+        lambda: advice_json(diagnosis, proposals, None if run is None else str(run.root)),
     )
     if run is not None and written and not common.as_json:
         _show(run, chosen, output, common)
-    if told.verdict == DIVERGED:
+    if diagnosis.verdict == DIVERGED:
         raise typer.Exit(3)
 
 

@@ -117,7 +117,9 @@ class Checkpoint(Trees, ABC):
                 state = self.unread()
             notes = (*state.notes, *dict.fromkeys(self.unclear.values()))
             promise = replace(
-                state.promise.told(notes), not_understood=dict(self.unclear), asked=self.asked
+                state.promise.with_caveats(notes),
+                not_understood=dict(self.unclear),
+                asked=self.asked,
             )
             self._state = replace(state, promise=promise, notes=notes)
         return self._state

@@ -72,13 +72,13 @@ def _logs(run: Run, step: int) -> list[Finding]:
     the logs do not say."""
     try:
         curves = own(run, {})
-        told = judge(curves)
+        diagnosis = judge(curves)
     except (SurgeryError, OSError):
         return []
     out = []
-    if told.verdict == DIVERGED and told.spike is not None:
+    if diagnosis.verdict == DIVERGED and diagnosis.spike is not None:
         next = command("advise", why="where to go back to, and what others did")
-        out.append(Finding(f"the loss diverged at step {told.spike.first}", next))
+        out.append(Finding(f"the loss diverged at step {diagnosis.spike.first}", next))
     return [*out, *_missing(run, step, curves.kept)]
 
 

@@ -65,11 +65,11 @@ class Timeline:
 def timeline_of(read: Curves, run: Run | None, rule: str | None = None) -> Timeline:
     """The timeline of a run by its curves, its receipts and its attic; without a run by the curves
     alone. Reads only."""
-    told = advise(read, run, rule=rule, level=soundness.NAMES)
+    diagnosis = advise(read, run, rule=rule, level=soundness.NAMES)
     by_themselves = [Left(branch, _before(branch)) for branch in read.left]
     if run is None or run.bare:
         name = ", ".join(path.name for path in read.sources)
-        return Timeline(name, read.kept, tuple(by_themselves), {}, (), (), (), told)
+        return Timeline(name, read.kept, tuple(by_themselves), {}, (), (), (), diagnosis)
     receipts = run.receipts()
     force = standing(receipts)
     return Timeline(
@@ -80,7 +80,7 @@ def timeline_of(read: Curves, run: Run | None, rule: str | None = None) -> Timel
         tuple(dict.fromkeys(span for r in force if r.promise for span in r.promise.skip or ())),
         tuple(_rewarms(force)),
         tuple((_resumed(r), r.id) for r in force if not _goes_back(r) and r.promise),
-        told,
+        diagnosis,
     )
 
 

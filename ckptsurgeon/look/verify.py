@@ -15,7 +15,7 @@ from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.receipts import receipt_file, set_aside, standing, told
+from ckptsurgeon.transaction.receipts import receipt_file, set_aside, standing, with_caveats
 
 if TYPE_CHECKING:
     from ckptsurgeon.look.vitals.between import Between
@@ -115,7 +115,7 @@ def verify(
         if not told_already and not (known and sound.findings):
             found.append(Finding(error.what))
     if promise is not None:
-        promise = told(run.receipts(), promise)
+        promise = with_caveats(run.receipts(), promise)
         found += _broken_promise(run, promise, whole=not sound.findings)
     return Verification(
         step=step,

@@ -167,14 +167,14 @@ class Average(Section):
         for other, theirs in zip(opened, all_parts, strict=True):
             _refuse_other_layout(checkpoint.step, own, other.step, theirs)
         shares = tuple(float(text) for text in self.weights) or (1.0,) * len(steps)
-        told = f"mean of steps {', '.join(map(str, steps))}"
+        label = f"mean of steps {', '.join(map(str, steps))}"
         changes: list[Change] = []
         for parameter, kinds in own.items():
             for part in kinds.get("weights", ()):
                 masters = [parts[parameter].get("master", [part]) for parts in all_parts]
                 if "master" not in kinds:
                     masters = [parts[parameter]["weights"] for parts in all_parts]
-                changes.append(new_weights(run, part, masters, opened, "mean", shares, told))
+                changes.append(new_weights(run, part, masters, opened, "mean", shares, label))
             averaged = ("master", *(MOMENTS if self.moments == "average" else ()))
             for kind in averaged:
                 for i, part in enumerate(kinds.get(kind, ())):
@@ -184,7 +184,7 @@ class Average(Section):
                             opened, (parts[parameter][kind][i] for parts in all_parts), strict=True
                         )
                     )
-                    changes.append(change(run, part, "mean", terms, shares, told))
+                    changes.append(change(run, part, "mean", terms, shares, label))
         every = with_copies(run, checkpoint, changes)
         if self.moments != "zero":
             return every, []

@@ -136,7 +136,7 @@ def new_weights(
     opened: Sequence[Checkpoint],
     rule: str,
     numbers: tuple[float, ...],
-    told: str,
+    label: str,
 ) -> Change:
     """A parameter's weights as `rule` makes them of its masters, rounded from the new ones; one of
     `masters` for each of `opened`, or the weights themselves where nothing else is kept.
@@ -147,7 +147,7 @@ def new_weights(
         for stretches, of in zip(masters, opened, strict=True)
     ]
     own = all(stretches[0].kind == "weights" for stretches in masters)
-    return change(run, part, rule, tuple(terms), numbers, told, via="" if own else "float32")
+    return change(run, part, rule, tuple(terms), numbers, label, via="" if own else "float32")
 
 
 def change(
@@ -156,7 +156,7 @@ def change(
     rule: str,
     terms: tuple[tuple[Source, ...], ...],
     numbers: tuple[float, ...],
-    told: str,
+    label: str,
     via: str = "",
 ) -> Change:
     """The new numbers of one stretch. Raises SurgeryError for a dtype that can't be computed."""
@@ -167,7 +167,7 @@ def change(
             next="reset the moments, or train with an optimizer that keeps floats",
         )
     size = (part.end - part.start) * ITEM_BYTES[tensor.dtype]
-    new = Computed(rule, tensor.dtype, size, terms, numbers, via, told)
+    new = Computed(rule, tensor.dtype, size, terms, numbers, via, label)
     whole = part.start == 0 and part.end == tensor.numel
     elements = None if whole else (part.start, part.end)
     file, path = run.relative(part.place.file), part.place.path

@@ -206,8 +206,8 @@ def _renamed(run: Run, section: TensorBoard, counts: Sequence[Counts]) -> list[s
     if not done:
         bare = ["--tb", run.root] if run.bare else []
         rename.refuse_nowhere(everywhere, section.rename, bare, regex=section.regex)
-    told = [text for each in counts for text in replace(each, unmatched=()).sentences()]
-    return [*dict.fromkeys(told), *replace(everywhere, events={}, patterns=()).sentences()]
+    sentences = [text for each in counts for text in replace(each, unmatched=()).sentences()]
+    return [*dict.fromkeys(sentences), *replace(everywhere, events={}, patterns=()).sentences()]
 
 
 def _branch(run: Run, files: Sequence[str]) -> list[str]:

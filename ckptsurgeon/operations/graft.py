@@ -161,7 +161,7 @@ class Graft(Section):
         start, end = elements or (0, tensor.numel)
         term = (source(run, donor, other, start, end),)
         size = (end - start) * ITEM_BYTES[tensor.dtype]
-        new = Computed("copy", tensor.dtype, size, (term,), told=f"as at step {self.step}")
+        new = Computed("copy", tensor.dtype, size, (term,), label=f"as at step {self.step}")
         file = run.relative(place.file)
         return Change(file, field, "values", new, place.path, elements)
 
@@ -214,9 +214,9 @@ def _difference(own: list[tuple[Any, ...]], theirs: list[tuple[Any, ...]]) -> st
     """The first tensor that is another in the other step, or only in one of the two."""
     for mine, other in zip(own, theirs, strict=False):
         if mine != other:
-            path, told = ".".join(map(str, mine[0])), f"{mine[1]} {list(mine[2])}"
+            path, label = ".".join(map(str, mine[0])), f"{mine[1]} {list(mine[2])}"
             there = f"{other[1]} {list(other[2])}" if mine[0] == other[0] else "absent"
-            return f"{path} is {told} here and {there} there"
+            return f"{path} is {label} here and {there} there"
     return f"{len(own)} tensors here and {len(theirs)} there"
 
 

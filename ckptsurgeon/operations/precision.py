@@ -97,7 +97,7 @@ def _rounded(
         for stretch in covering(part, masters)
     )
     size = (part.end - part.start) * ITEM_BYTES[dtype]
-    new = Computed("copy", dtype, size, (terms,), told=f"{dtype} of the masters")
+    new = Computed("copy", dtype, size, (terms,), label=f"{dtype} of the masters")
     file, field = run.relative(part.place.file), f"weights of {part.parameter}"
     return Change(file, field, str(part.place.value.dtype), new, part.place.path)
 

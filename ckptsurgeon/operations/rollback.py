@@ -63,8 +63,8 @@ class Rollback(Section):
         newer += _by_name(run, checkpoint.step)
         asides = [Aside(run.relative(path), "checkpoint") for path in newer]
         changes, warnings = _repoint(run, recipe, checkpoint)
-        forgotten, told = _forget(run, checkpoint, newer)
-        return [*asides, *changes, *forgotten], [*warnings, *told]
+        forgotten, notes = _forget(run, checkpoint, newer)
+        return [*asides, *changes, *forgotten], [*warnings, *notes]
 
 
 @dataclass(frozen=True)

@@ -152,23 +152,23 @@ class Scale(Section):
 
 
 def _all(
-    run: Run, checkpoint: Checkpoint, kinds: Kinds, by: float, moments_kept: bool, told: str = ""
+    run: Run, checkpoint: Checkpoint, kinds: Kinds, by: float, moments_kept: bool, label: str = ""
 ) -> Iterator[Change]:
-    """Weights, masters and, unless they are kept, moments of these stretches; `told` in place of
+    """Weights, masters and, unless they are kept, moments of these stretches; `label` in place of
     the factor."""
     for part in kinds.get("weights", ()):
         masters = kinds.get("master", [part])
-        yield new_weights(run, part, [masters], [checkpoint], "scale", (by,), told or f"× {by:g}")
+        yield new_weights(run, part, [masters], [checkpoint], "scale", (by,), label or f"× {by:g}")
     for part in kinds.get("master", ()):
-        yield _scaled(run, checkpoint, part, by, told or f"× {by:g}")
+        yield _scaled(run, checkpoint, part, by, label or f"× {by:g}")
     for kind, power in () if moments_kept else POWERS.items():
         for part in kinds.get(kind, ()):
-            yield _scaled(run, checkpoint, part, by**power, told or f"× {by**power:g}")
+            yield _scaled(run, checkpoint, part, by**power, label or f"× {by**power:g}")
 
 
-def _scaled(run: Run, checkpoint: Checkpoint, part: Part, by: float, told: str) -> Change:
+def _scaled(run: Run, checkpoint: Checkpoint, part: Part, by: float, label: str) -> Change:
     term = (source(run, checkpoint, part.place, part.start, part.end),)
-    return change(run, part, "scale", (term,), (by,), told)
+    return change(run, part, "scale", (term,), (by,), label)
 
 
 # --- commands ------------------------------------------------------------------------------------

@@ -61,13 +61,13 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Elements:
-    """`Change.new` of a tensor whose elements get these bytes; `told` is what a plan calls them."""
+    """`Change.new` of a tensor whose elements get these bytes; `label` is what a plan calls them."""
 
     data: bytes
-    told: str
+    label: str
 
     def __str__(self) -> str:
-        return self.told
+        return self.label
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Computed:
-    """`Change.new` of a tensor whose elements are computed when they are written; `told` is what
+    """`Change.new` of a tensor whose elements are computed when they are written; `label` is what
     a plan calls them. Also the bytes themselves, as a piece of a file.
 
     Each of `terms` has one number for each element, in one or more sources one after the other.
@@ -98,10 +98,10 @@ class Computed:
     terms: tuple[tuple[Source, ...], ...]
     numbers: tuple[float, ...] = ()
     via: str = ""
-    told: str = ""
+    label: str = ""
 
     def __str__(self) -> str:
-        return self.told
+        return self.label
 
 
 # --- changes: what the user reads ----------------------------------------------------------------

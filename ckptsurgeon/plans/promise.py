@@ -81,7 +81,7 @@ class Promise:
         ranges = ((max(a, first + 1), min(b, last)) for a, b in self.skip or ())
         return sum(max(0, b - a + 1) for a, b in ranges)
 
-    def told(self, sentences: Iterable[str]) -> Promise:
+    def with_caveats(self, sentences: Iterable[str]) -> Promise:
         """The same with each `Caveat` among the sentences."""
         caveats = [item for item in sentences if isinstance(item, Caveat)]
         one_step = {item.field: str(item) for item in caveats if item.known}

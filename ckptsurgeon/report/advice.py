@@ -93,7 +93,7 @@ def _judged(advice: Advice) -> str:
 
 
 def advice(
-    told: Advice,
+    diagnosis: Advice,
     proposals: Sequence[Proposal],
     name: str,
     style: Style,
@@ -103,34 +103,34 @@ def advice(
     """The verdict, what moved first, where to go back to, what others did, and the command that is
     `next`, for the recipe that was `chosen`."""
     colors = {"healthy": GREEN, "recovered": GREEN, "diverged": RED}
-    start, color = f"{clean(name)}   ", colors.get(told.verdict, YELLOW)
+    start, color = f"{clean(name)}   ", colors.get(diagnosis.verdict, YELLOW)
     lines = [
         line[: len(start)] + style.paint(line[len(start) :], color)
-        for line in hanging(start, verdict(told), style)
+        for line in hanging(start, verdict(diagnosis), style)
     ]
-    spike = told.spike
+    spike = diagnosis.spike
     if spike is not None:
-        lines += ["", *table(_evidence(spike, told), style)]
-    earlier = [item for item in told.spikes if item is not spike]
-    if earlier and told.verdict != "unknown":
+        lines += ["", *table(_evidence(spike, diagnosis), style)]
+    earlier = [item for item in diagnosis.spikes if item is not spike]
+    if earlier and diagnosis.verdict != "unknown":
         lines += ["", *table(_earlier(earlier), style)]
-    if told.candidates:
-        rows = [_candidate(item, told) for item in told.candidates]
+    if diagnosis.candidates:
+        rows = [_candidate(item, diagnosis) for item in diagnosis.candidates]
         lines += ["", "  earlier checkpoints and what you would lose", *table(rows, style)]
-        if told.back_to is None:
+        if diagnosis.back_to is None:
             lines.append("  none of them is sound and early enough to go back to")
-    elif told.verdict == "diverged":
+    elif diagnosis.verdict == "diverged":
         lines += ["", "  no checkpoint from before the onset is known here"]
     if proposals:
         lines += ["", "  what others did", *_proposals(proposals, chosen, style)]
-    notes = [note for note in told.curves.notes if note != told.reason]
+    notes = [note for note in diagnosis.curves.notes if note != diagnosis.reason]
     lines += [line for note in notes for line in hanging("  note   ", clean(note), style)]
     if next is not None:
         lines += ["", f"  next   {text(next)}"]
     return "\n".join(lines)
 
 
-def _evidence(spike: Spike, told: Advice) -> list[Row]:
+def _evidence(spike: Spike, diagnosis: Advice) -> list[Row]:
     rows = [
         Row("first" if i == 0 else "then", f"{sign.signal} at {sign.step}", _rule(sign.rule))
         for i, sign in enumerate(spike.signs)
@@ -139,15 +139,15 @@ def _evidence(spike: Spike, told: Advice) -> list[Row]:
         rows.append(Row("then", f"loss NaN at {spike.broken}", "not a finite number"))
     if spike.level is not None:
         peak = "NaN" if spike.peak is None else number(float(f"{spike.peak:.4g}"))
-        now = _now(told)
+        now = _now(diagnosis)
         share = "" if now == "NaN" or not spike.level else (
             f" ({100 * (float(now) / spike.level - 1):+.0f} %)"
         )  # fmt: skip
         rows.append(Row("loss", f"mean {spike.level:.4g} before, peak {peak}, {now} now{share}"))
     if spike.last is not None:
         rows.append(Row("back", f"at {spike.last}"))
-    elif told.verdict == "diverged" and told.newest is not None:
-        after = count(told.newest - spike.first, "step")
+    elif diagnosis.verdict == "diverged" and diagnosis.newest is not None:
+        after = count(diagnosis.newest - spike.first, "step")
         rows.append(Row("back", f"not recovered after {after}"))
     return rows
 
@@ -179,14 +179,14 @@ def _earlier(spikes: Sequence[Spike]) -> list[Row]:
     return rows
 
 
-def _candidate(item: Candidate, told: Advice) -> Row:
-    assert told.spike is not None
+def _candidate(item: Candidate, diagnosis: Advice) -> Row:
+    assert diagnosis.spike is not None
     word = "sound" if item.sound else f"unsound: {clean(item.findings[0])}"
-    if item.step == told.back_to:
+    if item.step == diagnosis.back_to:
         word = "sound: go back here"
-    elif item.sound and told.back_to is not None and item.step > told.back_to:
+    elif item.sound and diagnosis.back_to is not None and item.step > diagnosis.back_to:
         word = "sound, but too close to onset"
-    before = told.spike.first - item.step
+    before = diagnosis.spike.first - item.step
     return Row(f"{item.step}", f"{before} steps earlier; {_distance(item.distance)}", word)
 
 
@@ -222,13 +222,13 @@ def _proposals(proposals: Sequence[Proposal], chosen: Proposal | None, style: St
     return lines
 
 
-def recipe_file(proposal: Proposal, told: Advice) -> str:
+def recipe_file(proposal: Proposal, diagnosis: Advice) -> str:
     """The recipe as YAML, with what speaks for it and its source."""
     import yaml
 
-    assert told.spike is not None
-    first = told.spike.signs[0]
-    why = f"{verdict(told)}; {first.signal} at {first.step}: {_rule(first.rule)}"
+    assert diagnosis.spike is not None
+    first = diagnosis.spike.signs[0]
+    why = f"{verdict(diagnosis)}; {first.signal} at {first.step}: {_rule(first.rule)}"
     body = {"name": proposal.remedy.name, "why": why, **(proposal.recipe or {})}
     text = yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=100)
     return (
@@ -237,27 +237,29 @@ def recipe_file(proposal: Proposal, told: Advice) -> str:
     )
 
 
-def advice_json(told: Advice, proposals: Sequence[Proposal], run: str | None) -> dict[str, Any]:
+def advice_json(
+    diagnosis: Advice, proposals: Sequence[Proposal], run: str | None
+) -> dict[str, Any]:
     """The document of `advise`."""
     return {
         "schema": SCHEMA,
         "run": run,
-        "verdict": told.verdict,
-        "reason": told.reason or None,
-        "newest": told.newest,
-        "points": told.points,
-        "onset": None if told.spike is None else told.spike.first,
-        "spikes": [spike_json(item) for item in told.spikes],
-        "back_to": told.back_to,
+        "verdict": diagnosis.verdict,
+        "reason": diagnosis.reason or None,
+        "newest": diagnosis.newest,
+        "points": diagnosis.points,
+        "onset": None if diagnosis.spike is None else diagnosis.spike.first,
+        "spikes": [spike_json(item) for item in diagnosis.spikes],
+        "back_to": diagnosis.back_to,
         "candidates": [
             {
                 "step": item.step,
                 "sound": item.sound,
-                "too_near": told.back_to is not None and item.step > told.back_to,
+                "too_near": diagnosis.back_to is not None and item.step > diagnosis.back_to,
                 "distance": plain(item.distance),
                 "findings": list(item.findings),
             }
-            for item in told.candidates
+            for item in diagnosis.candidates
         ],
         "recipes": [
             {
@@ -269,7 +271,7 @@ def advice_json(told: Advice, proposals: Sequence[Proposal], run: str | None) ->
             }
             for item in proposals
         ],
-        "notes": list(told.curves.notes),
+        "notes": list(diagnosis.curves.notes),
     }
 
 

@@ -64,7 +64,7 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
                 name = ""
         wanted = repr(item.new)
         if isinstance(item.new, Computed):  # of each tensor from others, told in the same words
-            name, wanted = "", item.new.told
+            name, wanted = "", item.new.label
         if isinstance(item.new, Renamed) and not item.path:  # each file has a name of its own
             groups.setdefault(("", "", ""), []).append(item)
             continue

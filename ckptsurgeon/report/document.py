@@ -104,7 +104,7 @@ def _change_json(item: AnyChange) -> dict[str, Any]:
 
 def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     """The document of `show`."""
-    state = run.told(checkpoint.state())
+    state = run.with_caveats(checkpoint.state())
     return {
         "schema": SCHEMA,
         "run": str(run.root),

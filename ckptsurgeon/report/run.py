@@ -197,7 +197,7 @@ def _surgery(run: Run) -> list[Row]:
 
 def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     """One step: what comes next, and every place of each field with the place that wins."""
-    state = run.told(checkpoint.state())
+    state = run.with_caveats(checkpoint.state())
     rows = [Row("dialect", state.dialect), Row("schedule", schedule(state))]
     if state.promise.optimizer:
         rows.insert(1, Row("optimizer", state.promise.optimizer))
@@ -293,8 +293,8 @@ def _next(values: Promise | None, style: Style) -> list[str]:
     verb = "uses" if values.asked else "would use"
     uses = [f"  step {values.step} {verb} {name}{'   '.join(promise(values)[:3])}"]
     compare = command("verify", "--log", "FILE")
-    told = [] if values.asked else [f"  {NOT_ASKED}: {compare} compares"]
-    return [*(uses if promise(values) else []), *reasons(values, style), *told]
+    not_asked = [] if values.asked else [f"  {NOT_ASKED}: {compare} compares"]
+    return [*(uses if promise(values) else []), *reasons(values, style), *not_asked]
 
 
 def diagnoses(

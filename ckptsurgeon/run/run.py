@@ -240,11 +240,11 @@ class Run:
 
     def state(self, step: int) -> State:
         """`step` as its trainer would see it, with what the surgeries here said of its values."""
-        return self.told(self.checkpoint(step).state())
+        return self.with_caveats(self.checkpoint(step).state())
 
-    def told(self, state: State) -> State:
+    def with_caveats(self, state: State) -> State:
         """`state` with what the surgeries here said of its values."""
-        return replace(state, promise=receipts.told(self.receipts(), state.promise))
+        return replace(state, promise=receipts.with_caveats(self.receipts(), state.promise))
 
     def pointers(self) -> dict[str, int | None]:
         """Pointer file → the step it names, or None when it is missing or names nothing."""

@@ -102,7 +102,7 @@ def _stretches(place: Place) -> Iterator[tuple[Group, Place]]:
         left -= count
     if left or any(_count(source) for term in rest for source in term):
         raise SurgeryError(
-            f"{path}: {piece.told}: its sources have another number of elements", next=DEFECT
+            f"{path}: {piece.label}: its sources have another number of elements", next=DEFECT
         )
 
 
@@ -123,15 +123,15 @@ def _refuse_spoilt(
         return
     element, wrong = found
     source = group[max(wrong, 0)]
-    told = f" ({piece.told})" if piece.told else ""
+    label = f" ({piece.label})" if piece.label else ""
     where = f"{source.file}: byte {source.start + (first + element) * ITEM.get(source.dtype, 1)}"
     if wrong < 0:
         raise SurgeryError(
-            f"{where}: this number would be too large for {piece.dtype}{told}",
+            f"{where}: this number would be too large for {piece.dtype}{label}",
             next=command("verify", "--level", "4", why="how large the numbers are"),
         )
     raise SurgeryError(
-        f"{where}: NaN or infinite, so nothing is made of it{told}",
+        f"{where}: NaN or infinite, so nothing is made of it{label}",
         next=command("verify", "STEP", "--level", "4", why="of the step that this file is of"),
     )
 

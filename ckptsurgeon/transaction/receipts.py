@@ -108,7 +108,7 @@ def standing(receipts: Sequence[Receipt]) -> list[Receipt]:
     return [receipt for receipt in receipts if receipt.undoes is None and receipt.id not in undone]
 
 
-def told(receipts: Sequence[Receipt], promise: Promise) -> Promise:
+def with_caveats(receipts: Sequence[Receipt], promise: Promise) -> Promise:
     """`promise` with what the surgeries in force said of its step: a value that they made for one
     step only is still for one step, as long as it is theirs."""
     for receipt in standing(receipts):

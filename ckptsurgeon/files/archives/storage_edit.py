@@ -168,7 +168,7 @@ def _computed(edit: StorageEdit, spans: list[Range], number: Computed) -> None:
     ((start, end), *others) = spans
     if others or end - start != number.size:
         raise SurgeryError(
-            f"{number.told or number.rule}: the tensor is scattered over its storage, or of "
+            f"{number.label or number.rule}: the tensor is scattered over its storage, or of "
             "another size",
             next="save the checkpoint again with tensors that are contiguous",
         )

@@ -88,9 +88,11 @@ def _scaler(checkpoint: DeepSpeedShards, item: Optimizer) -> list[Setting]:
     if "loss_scaler" not in outer or held == {"cur_scale": 1.0, "dynamic": False}:
         return []
     if checkpoint.stage() < 3:
-        told = {**outer, "loss_scaler": held["cur_scale"]}
+        values = {**outer, "loss_scaler": held["cur_scale"]}
         return [
-            Setting(key.replace("_", " "), Place(item.file, (*item.outer, key), told[key]), ABSENT)
+            Setting(
+                key.replace("_", " "), Place(item.file, (*item.outer, key), values[key]), ABSENT
+            )
             for key in SCALER
             if key in outer
         ]

@@ -56,15 +56,15 @@ def _forgotten(
         if each.here:
             settings += each.forgotten(gone, copies[0].name if copies and each in makers else "")
             lost = ", ".join(sorted(Path(name).name for name in each.lost(gone)))
-            told = f"{each.title} no longer ranks {lost}: no such file is in the run"
+            note = f"{each.title} no longer ranks {lost}: no such file is in the run"
         else:
             lost = ", ".join(each.names())
-            told = (
+            note = (
                 f"{each.title} saves into {each.folder}, which this surgery leaves alone: newer "
                 "steps there stay"
             )
         if lost:
-            notes[told] = None
+            notes[note] = None
     return settings, list(notes)
 
 

@@ -196,7 +196,7 @@ class MegatronCheckpoint(MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMo
             if made:
                 raise SurgeryError(
                     f"param groups {made[0][0]} and {made[0][1]} would have the same "
-                    f"{', '.join(identity.told(self.groups(before), made[0]))}, by which the "
+                    f"{', '.join(identity.differing(self.groups(before), made[0]))}, by which the "
                     "trainer tells them apart: it would load both from the last one",
                     next=command(
                         "show", why="the param groups: take a value that keeps them apart"

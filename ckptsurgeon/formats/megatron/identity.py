@@ -27,7 +27,7 @@ def twins(groups: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     return [(i, k) for i, k in combinations(range(len(names)), 2) if names[i] == names[k]]
 
 
-def told(groups: Sequence[Mapping[str, Any]], pair: tuple[int, int]) -> list[str]:
+def differing(groups: Sequence[Mapping[str, Any]], pair: tuple[int, int]) -> list[str]:
     """The keys by which the two groups differ."""
     first, second = (of_group(groups[number]) for number in pair)
     return [key for key, a, b in zip(KEYS, first, second, strict=True) if a != b]

@@ -51,19 +51,19 @@ def advise(
     """Judge the kept history of a run by `rule`, or by all rules that apply. Reads only.
 
     Without a run, or for one without checkpoints, there are neither candidates nor recipes."""
-    told = judge(curves, rule)
-    if told.verdict != DIVERGED or told.spike is None or run is None or run.bare:
-        return told
-    first = told.spike.first
+    diagnosis = judge(curves, rule)
+    if diagnosis.verdict != DIVERGED or diagnosis.spike is None or run is None or run.bare:
+        return diagnosis
+    first = diagnosis.spike.first
     found = candidates(run, first, curves.kept, level, jobs)
-    to = back_to(found, told.spike)
+    to = back_to(found, diagnosis.spike)
     recipes: Sequence[Remedy] = ()
     if to is not None:
         with contextlib.suppress(SurgeryError):  # a step that can't be opened is among the findings
-            recipes = remedies(told.spike, curves.kept, to, run.checkpoint(to).state())
+            recipes = remedies(diagnosis.spike, curves.kept, to, run.checkpoint(to).state())
     return Advice(
-        told.verdict, curves, told.spikes, told.spike, told.newest, told.points,
-        told.unjudged, tuple(found), to, tuple(recipes),
+        diagnosis.verdict, curves, diagnosis.spikes, diagnosis.spike, diagnosis.newest, diagnosis.points,
+        diagnosis.unjudged, tuple(found), to, tuple(recipes),
     )  # fmt: skip
 
 
@@ -82,15 +82,24 @@ def judge(curves: Curves, rule: str | None = None) -> Advice:
     spikes = tuple(find(curves.kept, rule))
     bad = [spike for spike in spikes if spike.last is None and spike.malignant]
     least = needed(rule)
-    told: tuple[str, Spike | None, str]
+    diagnosis: tuple[str, Spike | None, str]
     if bad:
-        told = DIVERGED, bad[0], ""
+        diagnosis = DIVERGED, bad[0], ""
     elif int(np.isfinite(loss.values).sum()) < least:
         why = f"the log has {points} points of the loss, and a rule needs {least}"
-        told = UNKNOWN, None, why
+        diagnosis = UNKNOWN, None, why
     else:
         waiting = [spike for spike in spikes if spike.last is None and spike.malignant is None]
         was = [spike for spike in spikes if spike.malignant]
         word = OPEN if waiting else RECOVERED if was else HEALTHY
-        told = word, waiting[0] if waiting else was[-1] if was else None, ""
-    return Advice(told[0], curves, spikes, told[1], newest, points, unjudged(rule), reason=told[2])
+        diagnosis = word, waiting[0] if waiting else was[-1] if was else None, ""
+    return Advice(
+        diagnosis[0],
+        curves,
+        spikes,
+        diagnosis[1],
+        newest,
+        points,
+        unjudged(rule),
+        reason=diagnosis[2],
+    )

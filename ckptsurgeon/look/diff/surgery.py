@@ -48,10 +48,10 @@ def of_receipt(
     pruned or a file is gone."""
     receipt, later = _chosen(run, numbered(id))
     found = _Found(notes={c.file: c.note for c in receipt.changes if isinstance(c, Rewrite)})
-    told = {item.file: item for item in receipt.changes if _is_pointer(item)}
-    found.changes += told.values()
+    pointers = {item.file: item for item in receipt.changes if _is_pointer(item)}
+    found.changes += pointers.values()
     for edit in _effective(receipt):
-        if (edit.src if isinstance(edit, Move) else edit.file) not in told:
+        if (edit.src if isinstance(edit, Move) else edit.file) not in pointers:
             found.edit(run, edit, later)
     ones = {name: one for name, (one, _) in found.shards.items()}
     others = {name: other for name, (_, other) in found.shards.items()}

@@ -68,8 +68,8 @@ def since(
             apart.append(parameter)
         else:
             out.append(Growth(parameter, math.sqrt(squares), math.sqrt(other[1])))
-    told = f"norms of {named(apart)}: step {before.step} does not have them alike"
-    return sorted(out, key=lambda item: -item.times), [told] if apart else []
+    note = f"norms of {named(apart)}: step {before.step} does not have them alike"
+    return sorted(out, key=lambda item: -item.times), [note] if apart else []
 
 
 def _sums(

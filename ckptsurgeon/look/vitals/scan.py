@@ -97,18 +97,18 @@ def _decoded(job: Job, adam: Adam, reader: Reader, out: Reading, observe: bool) 
     )
     if not (first.fits and second.fits):
         return
-    out.pair, told = Pair(limit=job.limit), Pair()
+    out.pair, partial = Pair(limit=job.limit), Pair()
     law = pairs.Law(adam, job.limit, QUANTIZED, FLOOR["float32"])
     free = pairs.Law(adam, None, QUANTIZED, FLOOR["float32"])
     for at, size in _blocks(job):
         (m, off), (v, more) = first.read(at, size), second.read(at, size)
         room = reader.rooms["f4"]
         if observe and numpy.isfinite(m).all() and numpy.isfinite(v).all():
-            pairs.add(told, m, v, at, free, room, True, job.strip.shape if job.strip else None)
+            pairs.add(partial, m, v, at, free, room, True, job.strip.shape if job.strip else None)
         least = numpy.maximum(numpy.abs(m) - off, 0)
         pairs.add(out.pair, least, v + more, at, law, room, False, None)
     for name in ("updates", "faint", "untrained", "rows", "still", "blank", "likeness"):
-        setattr(out.pair, name, getattr(told, name))
+        setattr(out.pair, name, getattr(partial, name))
 
 
 def _blocks(job: Job) -> Iterator[tuple[int, int]]:

@@ -60,7 +60,7 @@ def page(
         for theme in (LIGHT, DARK)
         for name, size in (("wide", WIDE), ("narrow", NARROW))
     ]
-    told = timeline.advice
+    diagnosis = timeline.advice
     left = [
         (item.receipt or "", f"{int(item.curves['loss'].steps[0])} to "
          f"{int(item.curves['loss'].steps[-1])}", "" if item.to is None else str(item.to),
@@ -69,8 +69,8 @@ def page(
     ]  # fmt: skip
     saved = [
         (str(item.step), "sound" if item.sound else "; ".join(item.findings),
-         str(item.distance.steps), "go back here" if item.step == told.back_to else "")
-        for item in told.candidates
+         str(item.distance.steps), "go back here" if item.step == diagnosis.back_to else "")
+        for item in diagnosis.candidates
     ]  # fmt: skip
     parts = [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',

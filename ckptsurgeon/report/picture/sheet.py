@@ -342,12 +342,12 @@ class _Sheet:
                 linewidths=1.2, zorder=4, clip_on=False, **({"color": shade} if marker == "x"
                                                            else look),
             )  # fmt: skip
-        told = self.timeline.advice
-        if told.back_to is not None:
-            (x,) = self._of(self.timeline.kept, [told.back_to])
+        diagnosis = self.timeline.advice
+        if diagnosis.back_to is not None:
+            (x,) = self._of(self.timeline.kept, [diagnosis.back_to])
             axes.scatter([x], [0], s=130, marker="o", facecolors="none", zorder=5, clip_on=False,
                          edgecolors=self.theme.sign, linewidths=1.8)  # fmt: skip
-        for item in told.candidates:
+        for item in diagnosis.candidates:
             (x,) = self._of(self.timeline.kept, [item.step])
             axes.scatter([x], [0.78], s=16, marker="v", color=self.theme.sign, zorder=5,
                          clip_on=False)  # fmt: skip
