@@ -61,7 +61,7 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Elements:
-    """`Change.new` of a tensor whose elements get these bytes; `label` is what a plan calls them."""
+    """`Change.new` of a tensor whose elements get these bytes, which a plan calls `label`."""
 
     data: bytes
     label: str

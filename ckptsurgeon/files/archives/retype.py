@@ -122,8 +122,8 @@ def _storages(
         known = new.numbers.setdefault(first, number)
         if new.dtype != number.dtype or known != number or not whole or not contiguous(tensor):
             raise SurgeryError(
-                f"{file}: {number.label or number.rule}: a tensor is scattered over its storage, or "
-                "only a part of it would change its dtype",
+                f"{file}: {number.label or number.rule}: a tensor is scattered over its storage, "
+                "or only a part of it would change its dtype",
                 next="save the checkpoint again with tensors that are contiguous",
             )
     chosen = {id(tensor) for tensor_edit in tensor_edits for tensor in tensor_edit.tensors}

@@ -62,8 +62,8 @@ def advise(
         with contextlib.suppress(SurgeryError):  # a step that can't be opened is among the findings
             recipes = remedies(diagnosis.spike, curves.kept, to, run.checkpoint(to).state())
     return Advice(
-        diagnosis.verdict, curves, diagnosis.spikes, diagnosis.spike, diagnosis.newest, diagnosis.points,
-        diagnosis.unjudged, tuple(found), to, tuple(recipes),
+        diagnosis.verdict, curves, diagnosis.spikes, diagnosis.spike, diagnosis.newest,
+        diagnosis.points, diagnosis.unjudged, tuple(found), to, tuple(recipes),
     )  # fmt: skip
 
 
@@ -82,24 +82,24 @@ def judge(curves: Curves, rule: str | None = None) -> Advice:
     spikes = tuple(find(curves.kept, rule))
     bad = [spike for spike in spikes if spike.last is None and spike.malignant]
     least = needed(rule)
-    diagnosis: tuple[str, Spike | None, str]
+    outcome: tuple[str, Spike | None, str]
     if bad:
-        diagnosis = DIVERGED, bad[0], ""
+        outcome = DIVERGED, bad[0], ""
     elif int(np.isfinite(loss.values).sum()) < least:
         why = f"the log has {points} points of the loss, and a rule needs {least}"
-        diagnosis = UNKNOWN, None, why
+        outcome = UNKNOWN, None, why
     else:
         waiting = [spike for spike in spikes if spike.last is None and spike.malignant is None]
         was = [spike for spike in spikes if spike.malignant]
         word = OPEN if waiting else RECOVERED if was else HEALTHY
-        diagnosis = word, waiting[0] if waiting else was[-1] if was else None, ""
+        outcome = word, waiting[0] if waiting else was[-1] if was else None, ""
     return Advice(
-        diagnosis[0],
+        outcome[0],
         curves,
         spikes,
-        diagnosis[1],
+        outcome[1],
         newest,
         points,
         unjudged(rule),
-        reason=diagnosis[2],
+        reason=outcome[2],
     )
