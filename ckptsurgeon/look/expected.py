@@ -13,7 +13,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint, Place, State
 from ckptsurgeon.formats.fields.constants import TRAINER_STATE
 from ckptsurgeon.formats.fields.understood import understood
-from ckptsurgeon.formats.schedules import deepspeed, rampup, torch, transformers
+from ckptsurgeon.formats.schedules import deepspeed, rampup, torch_classes, transformers
 from ckptsurgeon.formats.schedules.saved import SCALED
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.logs.printed.comparison import Expected
@@ -134,7 +134,7 @@ def _in_config(checkpoint: Checkpoint) -> bool:
 
 def _decides(checkpoint: Checkpoint) -> bool:
     """Whether the saved schedule says the next rates: code does for a LambdaLR."""
-    return not any(torch.kind(state) == "LambdaLR" for state in _schedulers(checkpoint))
+    return not any(torch_classes.kind(state) == "LambdaLR" for state in _schedulers(checkpoint))
 
 
 def _factor(
@@ -149,7 +149,7 @@ def _factor(
     scheduler = schedulers[0]
     arguments = _arguments(checkpoint.path / ARGUMENTS)
     share = transformers.schedule(arguments, document.get("max_steps"))
-    if torch.kind(scheduler) != "LambdaLR" or share is None:
+    if torch_classes.kind(scheduler) != "LambdaLR" or share is None:
         return None
     base, now = float(scheduler["base_lrs"][0]), int(scheduler["last_epoch"])
     given = share(now)

@@ -50,7 +50,7 @@ from ckptsurgeon.formats.heads import head_counts, heads
 from ckptsurgeon.formats.heads.heads import Attention
 from ckptsurgeon.formats.megatron import batch
 from ckptsurgeon.formats.places.json_beside import transformers_config
-from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_cooldown
+from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_classes, torch_cooldown
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.formats.schedules.names import is_megatron
 from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trained_after
@@ -92,7 +92,7 @@ class DeepSpeedCheckpoint(
 
     def _reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         schedule = self.schedule()
-        if torch.is_torch(schedule):
+        if torch_classes.is_torch(schedule):
             return torch.reschedule(self, values)
         if deepspeed.is_deepspeed(schedule):
             return deepspeed.reschedule(self, self.config(), values)
@@ -111,7 +111,7 @@ class DeepSpeedCheckpoint(
         """By the family of the saved scheduler."""
         with understood(self.path):
             schedule = self.schedule()
-            if torch.is_torch(schedule):
+            if torch_classes.is_torch(schedule):
                 return torch_cooldown.cooldown(self, decay)
             if deepspeed.is_deepspeed(schedule):
                 return deepspeed.cooldown(self, decay)
@@ -202,9 +202,9 @@ class DeepSpeedCheckpoint(
     def _scheduler(self) -> tuple[str, float | None]:
         """A scheduler other than AnnealingLR in words, and the rate that it decays from."""
         schedule = self.schedule()
-        if torch.is_torch(schedule):
+        if torch_classes.is_torch(schedule):
             peak = torch.peak(self) if self.locate("lr") else None
-            return torch.words(schedule), peak
+            return torch_classes.words(schedule), peak
         if deepspeed.is_deepspeed(schedule):
             config = self.config()
             words = deepspeed.words(schedule, config)
@@ -240,8 +240,8 @@ class DeepSpeedCheckpoint(
         window = open_window(rewarm[0], now) if rewarm else ()
         promise = self.promise(iteration, None if lr is None else lr * factor(window, now))
         first = self.trees[self._models[0]]
-        if torch.is_torch(schedule):
-            notes += torch.notes(schedule)
+        if torch_classes.is_torch(schedule):
+            notes += torch_classes.notes(schedule)
         notes += deepspeed.notes(schedule, self.config())
         unclear: tuple[str, float | None] = "an unknown schedule", None
         scheduler, peak = self.where_clear("scheduler", self._scheduler, unclear)

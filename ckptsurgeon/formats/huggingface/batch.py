@@ -13,7 +13,7 @@ from math import gcd
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.fields.values import Place, Setting
 from ckptsurgeon.formats.places.json_beside import JsonBeside
-from ckptsurgeon.formats.schedules import plateau, torch
+from ckptsurgeon.formats.schedules import plateau, torch_classes
 from ckptsurgeon.hints import command
 
 STEPS = ("warmup_steps", "save_steps", "eval_steps", "logging_steps")
@@ -44,7 +44,7 @@ def rebatch(
     if old == size:
         return settings, []
     for place in checkpoint.locate("scheduler"):
-        name = torch.kind(place.value)
+        name = torch_classes.kind(place.value)
         if name not in ("LambdaLR", *plateau.NAMES):
             raise SurgeryError(
                 f"{name or 'a scheduler of no known class'} keeps counts of steps that another "

@@ -23,7 +23,7 @@ from ckptsurgeon.formats.places.json_beside import JsonBeside, transformers_conf
 from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.schedules import torch, transformers
+from ckptsurgeon.formats.schedules import torch_classes, transformers
 from ckptsurgeon.formats.schedules.check import refuse_several
 
 
@@ -127,6 +127,9 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint, Ha
         """By the Trainer's arguments where its schedule is one of its own. Refused for several
         optimizers."""
         refuse_several(self.path.name, self.several())
-        if self.family == "transformers" and torch.kind(self.saved_schedule()) == "LambdaLR":
+        if (
+            self.family == "transformers"
+            and torch_classes.kind(self.saved_schedule()) == "LambdaLR"
+        ):
             return transformers.cooldown(self, decay)
         return super().cooldown(decay)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptsurgeon.formats.deepspeed.engine import EngineCheckpoint
 from ckptsurgeon.formats.fields.values import Decay, Setting
-from ckptsurgeon.formats.schedules import deepspeed, torch, transformers
+from ckptsurgeon.formats.schedules import deepspeed, torch_classes, transformers
 
 ARGUMENTS = {"lr": "--learning_rate", "warmup": "--warmup_steps", "decay": "--max_steps"}
 """Key of a recipe → the argument that the Trainer compares with the DeepSpeed config."""
@@ -24,7 +24,7 @@ class TrainerEngine(EngineCheckpoint):
         where they differ from the config."""
         settings, notes = super().reschedule(values)
         flags = [f"{ARGUMENTS[key]} {values[key]!r}" for key in values if key in ARGUMENTS]
-        if notes and flags and not torch.is_torch(self.schedule()):
+        if notes and flags and not torch_classes.is_torch(self.schedule()):
             notes = [
                 *notes,
                 f"relaunch with {' '.join(flags)} too: the Trainer compares its arguments with "
@@ -35,7 +35,7 @@ class TrainerEngine(EngineCheckpoint):
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """By the Trainer's arguments where its schedule is one of its own; of a scheduler of
         DeepSpeed by both. The Trainer ends with the schedule, so its total is its last step."""
-        if torch.kind(self.schedule()) == "LambdaLR":
+        if torch_classes.kind(self.schedule()) == "LambdaLR":
             return transformers.cooldown(self, decay)
         if deepspeed.is_deepspeed(self.schedule()):
             return deepspeed.cooldown(self, decay, self.step + decay.steps)

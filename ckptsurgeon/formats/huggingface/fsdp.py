@@ -23,7 +23,7 @@ from ckptsurgeon.formats.heads import head_counts, heads
 from ckptsurgeon.formats.heads.heads import Attention
 from ckptsurgeon.formats.huggingface.trainer_state import TrainerState
 from ckptsurgeon.formats.places.json_beside import transformers_config
-from ckptsurgeon.formats.schedules import torch, transformers
+from ckptsurgeon.formats.schedules import torch_classes, transformers
 
 OPTIMIZER = "optimizer_0"
 NUMBERED = re.compile(r"(?:optimizer|pytorch_model_fsdp)_\d+")
@@ -63,7 +63,7 @@ class FsdpCheckpoint(TrainerState, ScheduledCheckpoint, HasHeads):
 
     def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """By the Trainer's arguments where its schedule is one of its own."""
-        if self.texts and torch.kind(self.saved_schedule()) == "LambdaLR":
+        if self.texts and torch_classes.kind(self.saved_schedule()) == "LambdaLR":
             return transformers.cooldown(self, decay)
         return super().decaying(decay)
 

@@ -23,7 +23,7 @@ from ckptsurgeon.formats.huggingface.engine import TrainerEngine
 from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
 from ckptsurgeon.formats.layout import FindsStep, NamesElsewhere
 from ckptsurgeon.formats.places import json_beside
-from ckptsurgeon.formats.schedules.torch import is_torch
+from ckptsurgeon.formats.schedules.torch_classes import is_torch
 from ckptsurgeon.formats.step_folders import StepFolders, listed
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.plans.edits import Key

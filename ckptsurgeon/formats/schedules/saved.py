@@ -9,7 +9,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.fields.values import Located, Place, Setting
-from ckptsurgeon.formats.schedules import annealing, nemo, torch
+from ckptsurgeon.formats.schedules import annealing, nemo, torch, torch_classes
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.plans.promise import Caveat
 
@@ -32,11 +32,14 @@ def reschedule(
     """By the class of `schedule`; lr alone where none is saved. Raises SurgeryError for a class
     that no rule is known of."""
     with understood(checkpoint.path):
-        if torch.is_torch(schedule):
+        if torch_classes.is_torch(schedule):
             return torch.reschedule(checkpoint, values)
         if schedule is not None:
             why = "no scheduler of torch saves such keys"
-            if isinstance(schedule, Mapping) and schedule.keys() - torch.COMMON == nemo.SHARED:
+            if (
+                isinstance(schedule, Mapping)
+                and schedule.keys() - torch_classes.COMMON == nemo.SHARED
+            ):
                 why = (
                     "WarmupPolicy, WarmupAnnealing and three more of NeMo's save the same keys, "
                     "and above a min_lr of 0 they differ"

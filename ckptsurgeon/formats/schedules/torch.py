@@ -1,4 +1,4 @@
-"""torch's learning-rate schedulers: a saved state names no class, but its keys tell which it is.
+"""What torch's learning-rate schedulers do next by their saved state, and new values for it.
 
 Source of the rules: `torch/optim/lr_scheduler.py`, 2.4 to 2.13. Nothing but the group's own lr is
 used by the next step; what comes after is computed from the other fields, so all change together.
@@ -18,7 +18,7 @@ from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import is_number, not_understood, refuse_rates
 from ckptsurgeon.formats.fields.values import Place, Setting
-from ckptsurgeon.formats.schedules import in_code, nemo, plateau
+from ckptsurgeon.formats.schedules import in_code, nemo, plateau, torch_classes
 from ckptsurgeon.formats.schedules.check import (
     AFTER_LOADING,
     one_scheduler,
@@ -29,36 +29,6 @@ from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.plans.promise import Caveat
 
-COMMON = frozenset(
-    {
-        "base_lrs", "last_epoch", "_step_count", "_last_lr", "_is_initial", "verbose",
-        "_get_lr_called_within_step",
-    }
-)  # fmt: skip
-KINDS: Mapping[str, frozenset[str]] = {
-    "CosineAnnealingLR": frozenset({"T_max", "eta_min"}),
-    "CosineAnnealingWarmRestarts": frozenset({"T_0", "T_i", "T_mult", "eta_min", "T_cur"}),
-    "OneCycleLR": frozenset(
-        {"total_steps", "_schedule_phases", "_anneal_func_type", "cycle_momentum"}
-    ),
-    "StepLR": frozenset({"step_size", "gamma"}),
-    "MultiStepLR": frozenset({"milestones", "gamma"}),
-    "ExponentialLR": frozenset({"gamma"}),
-    "ConstantLR": frozenset({"factor", "total_iters"}),
-    "LinearLR": frozenset({"start_factor", "end_factor", "total_iters"}),
-    "PolynomialLR": frozenset({"total_iters", "power"}),
-    "CyclicLR": frozenset(
-        {
-            "max_lrs", "total_size", "step_ratio", "mode", "gamma", "scale_mode", "cycle_momentum",
-            "_scale_fn_custom",
-        }
-    ),
-    nemo.NAME: nemo.KEYS,
-}  # fmt: skip
-"""Class → what its state has beside COMMON and MOMENTUM. LambdaLR and SequentialLR are told by one
-key, ReduceLROnPlateau by `plateau`. One class is NeMo's, on torch's base class."""
-MOMENTUM = frozenset({"use_beta1", "base_momentums", "max_momentums"})
-"""What a scheduler that cycles the momentum too may have."""
 KEPT: Mapping[str, frozenset[str]] = {
     "CosineAnnealingLR": frozenset({"lr", "min_lr", "decay", "position"}),
     "CosineAnnealingWarmRestarts": frozenset({"lr", "min_lr"}),
@@ -87,61 +57,13 @@ class New:
     groups: list[dict[str, float]] = field(default_factory=list)
 
 
-def kind(schedule: Any) -> str:
-    """The class whose state this is; empty for a state that no class of torch saves."""
-    if not isinstance(schedule, Mapping):
-        return ""
-    if "_schedulers" in schedule:
-        inner = [kind(item) for item in schedule["_schedulers"]]
-        cyclic = {"OneCycleLR", "CyclicLR", *plateau.NAMES} & set(inner)
-        plain = "_milestones" in schedule and all(inner) and not cyclic
-        return "SequentialLR" if plain else ""
-    if name := plateau.called(schedule):
-        return name
-    if not {"base_lrs", "last_epoch"} <= schedule.keys():
-        return ""
-    if "lr_lambdas" in schedule:
-        return "LambdaLR"
-    own = schedule.keys() - COMMON - MOMENTUM
-    if own == nemo.SHARED:
-        return nemo.ALIKE if nemo.is_alike(schedule) else ""
-    return next((name for name, keys in KINDS.items() if keys == own), "")
-
-
-def is_torch(schedule: Any) -> bool:
-    """Whether a saved state is one of a scheduler of torch that can be edited."""
-    return bool(kind(schedule))
-
-
-def words(schedule: Mapping[str, Any]) -> str:
-    """The schedule as a person would say it."""
-    if kind(schedule) in plateau.NAMES:
-        return plateau.words(schedule)
-    text = f"{kind(schedule)}, step {schedule['last_epoch']}"
-    end = schedule.get("T_max", schedule.get("total_steps", schedule.get("max_steps")))
-    return text if end is None else f"{text} of {end}"
-
-
 def peak(checkpoint: Checkpoint) -> float:
     """What `lr` of a recipe sets and scales: the largest base_lr, or max_lr of OneCycleLR."""
     places = checkpoint.locate("scheduler")
     refuse_odd(places[0])
-    in_groups = kind(places[0].value) in ("OneCycleLR", *plateau.NAMES)
+    in_groups = torch_classes.kind(places[0].value) in ("OneCycleLR", *plateau.NAMES)
     groups = group_rates(checkpoint, places[0]) if in_groups else []
     return max(peaks(places[0].value, groups), default=0.0)
-
-
-def notes(schedule: Mapping[str, Any]) -> list[str]:
-    """What a reader of a promise must know."""
-    if schedule.get("cycle_momentum"):
-        name = "beta1" if schedule.get("use_beta1", True) else "momentum"
-        return [
-            Caveat(
-                f"{kind(schedule)} cycles {name}: the scheduler sets it anew after each step",
-                "betas" if name == "beta1" else name,
-            )
-        ]
-    return []
 
 
 def reschedule(
@@ -154,7 +76,7 @@ def reschedule(
     `Checkpoint.reschedule`."""
     places = one_scheduler(checkpoint)
     state = places[0].value
-    name = kind(state)
+    name = torch_classes.kind(state)
     if name in plateau.NAMES:
         return plateau.reschedule(checkpoint, values)
     groups = group_rates(checkpoint, places[0])
@@ -203,7 +125,7 @@ def reschedule(
 def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, Any]) -> New:
     """New rates at the position. Where a rate is base_lr times what the position alone gives, it
     takes the same factor, whatever the function is."""
-    if kind(state) == "SequentialLR":
+    if torch_classes.kind(state) == "SequentialLR":
         new = New([])
         now = bisect_right(state["_milestones"], state["last_epoch"])
         for i, inner in enumerate(state["_schedulers"]):
@@ -213,10 +135,10 @@ def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, An
                 new.rates = part.rates
         new.state["_last_lr",] = new.rates
         return new
-    if kind(state) == nemo.NAME:
+    if torch_classes.kind(state) == nemo.NAME:
         rates, changed = nemo.recomputed(state, factor, values)
         return New(rates, {**changed, **_moved(state, values)})
-    if kind(state) == nemo.ALIKE:
+    if torch_classes.kind(state) == nemo.ALIKE:
         nemo.refuse_other_kinds(state)
     base = [float(rate) * factor for rate in state["base_lrs"]]
     floor = float(values.get("min_lr", state.get("eta_min", 0.0)))
@@ -258,7 +180,7 @@ def _moved(state: Mapping[str, Any], values: Mapping[str, Any]) -> dict[tuple[Ke
 
 def _share(state: Mapping[str, Any], now: int) -> float | None:
     """What base_lr is multiplied by at step `now`; None for a function that only code knows."""
-    name = kind(state)
+    name = torch_classes.kind(state)
     if name == "StepLR":
         return float(state["gamma"] ** (now // state["step_size"]))
     if name == "MultiStepLR":
@@ -364,20 +286,20 @@ def group_rates(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, floa
 
 def _kept(state: Mapping[str, Any]) -> frozenset[str]:
     """The recipe keys that this state can express. Parts of a SequentialLR share one min_lr."""
-    if kind(state) != "SequentialLR":
-        return KEPT.get(kind(state), frozenset({"lr", "position"}))
+    if torch_classes.kind(state) != "SequentialLR":
+        return KEPT.get(torch_classes.kind(state), frozenset({"lr", "position"}))
     inner = frozenset().union(*map(_kept, state["_schedulers"]))
     return inner & {"lr", "min_lr"}
 
 
 def peaks(state: Mapping[str, Any], groups: Sequence[Mapping[str, float]]) -> list[float]:
-    if kind(state) == "OneCycleLR":
+    if torch_classes.kind(state) == "OneCycleLR":
         return [group["max_lr"] for group in groups]
-    if kind(state) in plateau.NAMES:
+    if torch_classes.kind(state) in plateau.NAMES:
         return [group["lr"] for group in groups]
-    if kind(state) == "CyclicLR":
+    if torch_classes.kind(state) == "CyclicLR":
         return [float(rate) for rate in state["max_lrs"]]
-    if kind(state) == "SequentialLR":
+    if torch_classes.kind(state) == "SequentialLR":
         return [rate for inner in state["_schedulers"] for rate in peaks(inner, groups)]
     return [float(rate) for rate in state["base_lrs"]]
 
@@ -423,7 +345,7 @@ def _same(old: Any, new: Any) -> bool:
 
 def warnings_of(state: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
     out: list[str] = []
-    if "position" in values and kind(state) == "LambdaLR":
+    if "position" in values and torch_classes.kind(state) == "LambdaLR":
         out.append(
             Caveat(
                 "what the lambda gives at the new position is in code: the next step keeps the "
@@ -432,7 +354,10 @@ def warnings_of(state: Mapping[str, Any], values: Mapping[str, Any]) -> list[str
             )
         )
     if values.keys() & {"warmup", "decay"}:
-        out.append(f"warmup and decay of {kind(state)} count the scheduler's steps, not samples")
+        out.append(
+            f"warmup and decay of {torch_classes.kind(state)} count the scheduler's steps, "
+            "not samples"
+        )
     if "position" not in values and state.get("_step_count", 0) not in (0, state["last_epoch"] + 1):
         out.append(
             f"the scheduler has made {state['_step_count']} steps and stands at "

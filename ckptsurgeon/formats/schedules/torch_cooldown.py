@@ -17,11 +17,11 @@ from ckptsurgeon.formats.schedules.torch import (
     STRATEGIES,
     New,
     group_rates,
-    kind,
     one_cycle,
     settings_of,
     warnings_of,
 )
+from ckptsurgeon.formats.schedules.torch_classes import kind
 from ckptsurgeon.plans.edits import Key
 
 DECAYS = {

@@ -11,7 +11,7 @@ from ckptsurgeon.formats.capabilities import Cools
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.fields.values import Decay, Located, Place, Setting
-from ckptsurgeon.formats.schedules import saved, torch, torch_cooldown
+from ckptsurgeon.formats.schedules import saved, torch, torch_classes, torch_cooldown
 from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.plans.edits import Key
 
@@ -61,7 +61,7 @@ class TorchSchedulers(Checkpoint, Cools):
 
     def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """What a cooldown makes of torch's scheduler."""
-        if not torch.is_torch(self.saved_schedule()):
+        if not torch_classes.is_torch(self.saved_schedule()):
             raise Cools.lacking(self)
         return torch_cooldown.cooldown(self, decay)
 
@@ -73,8 +73,10 @@ class TorchSchedulers(Checkpoint, Cools):
         """The schedule in words, and the rate that it decays from: none of several optimizers, as
         each has its own."""
         schedule, one = self.saved_schedule(), self.several() <= 1
-        if torch.is_torch(schedule):
-            return torch.words(schedule), torch.peak(self) if one and self.locate("lr") else None
+        if torch_classes.is_torch(schedule):
+            return torch_classes.words(schedule), torch.peak(self) if one and self.locate(
+                "lr"
+            ) else None
         if schedule is not None:
             return UNKNOWN, None
         unseen = saved.is_unseen(self, schedule)
@@ -84,4 +86,4 @@ class TorchSchedulers(Checkpoint, Cools):
         """What a reader of the promise must know of the saved scheduler."""
         schedule = self.saved_schedule()
         unseen = [saved.UNSEEN] if saved.is_unseen(self, schedule) else []
-        return [*(torch.notes(schedule) if isinstance(schedule, Mapping) else ()), *unseen]
+        return [*(torch_classes.notes(schedule) if isinstance(schedule, Mapping) else ()), *unseen]

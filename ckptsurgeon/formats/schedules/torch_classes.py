@@ -1,0 +1,91 @@
+"""Which of torch's learning-rate schedulers saved a state: it names no class, but its keys do.
+
+Source: `torch/optim/lr_scheduler.py`, 2.4 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckptsurgeon.formats.schedules import nemo, plateau
+from ckptsurgeon.plans.promise import Caveat
+
+COMMON = frozenset(
+    {
+        "base_lrs", "last_epoch", "_step_count", "_last_lr", "_is_initial", "verbose",
+        "_get_lr_called_within_step",
+    }
+)  # fmt: skip
+KINDS: Mapping[str, frozenset[str]] = {
+    "CosineAnnealingLR": frozenset({"T_max", "eta_min"}),
+    "CosineAnnealingWarmRestarts": frozenset({"T_0", "T_i", "T_mult", "eta_min", "T_cur"}),
+    "OneCycleLR": frozenset(
+        {"total_steps", "_schedule_phases", "_anneal_func_type", "cycle_momentum"}
+    ),
+    "StepLR": frozenset({"step_size", "gamma"}),
+    "MultiStepLR": frozenset({"milestones", "gamma"}),
+    "ExponentialLR": frozenset({"gamma"}),
+    "ConstantLR": frozenset({"factor", "total_iters"}),
+    "LinearLR": frozenset({"start_factor", "end_factor", "total_iters"}),
+    "PolynomialLR": frozenset({"total_iters", "power"}),
+    "CyclicLR": frozenset(
+        {
+            "max_lrs", "total_size", "step_ratio", "mode", "gamma", "scale_mode", "cycle_momentum",
+            "_scale_fn_custom",
+        }
+    ),
+    nemo.NAME: nemo.KEYS,
+}  # fmt: skip
+"""Class → what its state has beside COMMON and MOMENTUM. LambdaLR and SequentialLR are told by one
+key, ReduceLROnPlateau by `plateau`. One class is NeMo's, on torch's base class."""
+MOMENTUM = frozenset({"use_beta1", "base_momentums", "max_momentums"})
+"""What a scheduler that cycles the momentum too may have."""
+
+
+def kind(schedule: Any) -> str:
+    """The class whose state this is; empty for a state that no class of torch saves."""
+    if not isinstance(schedule, Mapping):
+        return ""
+    if "_schedulers" in schedule:
+        inner = [kind(item) for item in schedule["_schedulers"]]
+        cyclic = {"OneCycleLR", "CyclicLR", *plateau.NAMES} & set(inner)
+        plain = "_milestones" in schedule and all(inner) and not cyclic
+        return "SequentialLR" if plain else ""
+    if name := plateau.called(schedule):
+        return name
+    if not {"base_lrs", "last_epoch"} <= schedule.keys():
+        return ""
+    if "lr_lambdas" in schedule:
+        return "LambdaLR"
+    own = schedule.keys() - COMMON - MOMENTUM
+    if own == nemo.SHARED:
+        return nemo.ALIKE if nemo.is_alike(schedule) else ""
+    return next((name for name, keys in KINDS.items() if keys == own), "")
+
+
+def is_torch(schedule: Any) -> bool:
+    """Whether a saved state is one of a scheduler of torch that can be edited."""
+    return bool(kind(schedule))
+
+
+def words(schedule: Mapping[str, Any]) -> str:
+    """The schedule as a person would say it."""
+    if kind(schedule) in plateau.NAMES:
+        return plateau.words(schedule)
+    text = f"{kind(schedule)}, step {schedule['last_epoch']}"
+    end = schedule.get("T_max", schedule.get("total_steps", schedule.get("max_steps")))
+    return text if end is None else f"{text} of {end}"
+
+
+def notes(schedule: Mapping[str, Any]) -> list[str]:
+    """What a reader of a promise must know."""
+    if schedule.get("cycle_momentum"):
+        name = "beta1" if schedule.get("use_beta1", True) else "momentum"
+        return [
+            Caveat(
+                f"{kind(schedule)} cycles {name}: the scheduler sets it anew after each step",
+                "betas" if name == "beta1" else name,
+            )
+        ]
+    return []
