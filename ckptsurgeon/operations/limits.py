@@ -18,21 +18,18 @@ class Limits:
     below: float | None = None
     most: float | None = None
 
-    def span(self, name: str) -> str:
-        """`0 <= name < 1`, `name > 0`, or the name alone."""
-        if self.below is not None:
-            low = f"{self.above:g} <" if self.least is None else f"{self.least:g} <="
-            return f"{low} {name} < {self.below:g}"
-        if self.least is not None:
-            return f"{name} >= {self.least:g}"
-        return name if self.above is None else f"{name} > {self.above:g}"
+    def words(self, noun: str) -> str:
+        """`number, at least 0 and below 1`, or the noun alone."""
+        said = {"at least": self.least, "above": self.above, "below": self.below}
+        bounds = [f"{word} {bound:g}" for word, bound in said.items() if bound is not None]
+        return ", ".join([noun, *([" and ".join(bounds)] if bounds else [])])
 
     def broken(self, name: str, value: float) -> str | None:
-        """The limit that `value` breaks, as the user reads it; None if it can be meant."""
+        """What to do about a `value` that can't be meant; None if it can be."""
         low = self.least is None or self.least <= value
         over = self.above is None or self.above < value
         if not (low and over and (self.below is None or value < self.below)):
-            return self.span(name)
+            return f"write {self.words('a whole number' if isinstance(value, int) else 'a number')}"
         most = MAX_COUNT if self.most is None and isinstance(value, int) else self.most
         if most is None or value <= most:
             return None

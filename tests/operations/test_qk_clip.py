@@ -174,8 +174,8 @@ def test_no_head_above_it_is_nothing_to_do(trained: Trained) -> None:
 @pytest.mark.parametrize(
     ("scale", "says"),
     [
-        ({"qk_clip": {"threshold": 0}}, "threshold > 0"),
-        ({"qk_clip": {"threshold": 100, "sigmas": -1}}, "sigmas > 0"),
+        ({"qk_clip": {"threshold": 0}}, "write a number, above 0"),
+        ({"qk_clip": {"threshold": 100, "sigmas": -1}}, "write a number, above 0"),
         ({"qk_clip": {"threshold": math.inf}}, "qk_clip.threshold"),
         ({"qk_clip": {}}, "qk_clip.threshold"),
         ({"qk_clip": {"threshold": 100}, "by": 0.5}, "drop one of them"),
