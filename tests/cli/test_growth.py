@@ -16,7 +16,8 @@ from ckptsurgeon.transaction.receipts import contents, records
 from tests.support.counted import counted, linear
 from tests.support.tiny_run import GROUP, LAMBDA_LR, make_run, write_torch_file
 
-SIZES = (12, 24, 96)
+SIZES = [(6, 12, 80), pytest.param((50, 100, 1000), marks=pytest.mark.slow)]
+FEW = 2
 ADAM = {"state": {0: {"step": 1.0}}, "param_groups": [{**GROUP, "params": [0]}]}
 
 
@@ -86,12 +87,13 @@ LOOKS = (
 )
 
 
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("format", STEPS)
-def test_a_step_costs_the_same_in_a_run_of_many(format: str, tmp_path: Path) -> None:
+def test_a_step_costs_the_same_in_a_run_of_many(
+    format: str, sizes: tuple[int, ...], tmp_path: Path
+) -> None:
     make, more = STEPS[format]
-    for size in SIZES:
-        make(tmp_path / str(size), size)
-    _grows(tmp_path, more)
+    _grows(tmp_path, make, sizes, more)
 
 
 def receipts(root: Path, many: int) -> None:
@@ -137,31 +139,36 @@ def files_within(root: Path, many: int) -> None:
         (root / "checkpoint-4" / f"notes-{number}.txt").touch()
 
 
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize(
     "make", [receipts, event_files, files_beside, folders_beside, files_within]
 )
 def test_so_does_whatever_else_is_in_a_run(
-    make: Callable[[Path, int], None], tmp_path: Path
+    make: Callable[[Path, int], None], sizes: tuple[int, ...], tmp_path: Path
 ) -> None:
-    for size in SIZES:
-        make(tmp_path / str(size), size)
-    _grows(tmp_path, ())
+    _grows(tmp_path, make, sizes, ())
 
 
 def test_a_file_beside_the_steps_is_listed_and_not_looked_at(tmp_path: Path) -> None:
-    for size in SIZES:
+    costs = {}
+    for size in (FEW, 12, 96):  # what the first one imports is not counted
         files_beside(tmp_path / str(size), size)
-    costs = {size: counted("status", "-C", tmp_path / str(size))[0] for size in SIZES}
+        costs[size], _ = counted("status", "-C", tmp_path / str(size))
     assert costs[96].system - costs[12].system < 84
 
 
-def _grows(folder: Path, more: tuple[str, ...]) -> None:
+def _grows(
+    folder: Path, make: Callable[[Path, int], None], sizes: tuple[int, ...], more: tuple[str, ...]
+) -> None:
+    for size in (FEW, *sizes):
+        make(folder / str(size), size)
     forks = (("fork", folder / "forked", "--hard-link", "-n"), ("prune", "--keep", "1", "-n"))
     for words in (*LOOKS, *forks):
         costs = {}
-        for size in (SIZES[0], *SIZES):  # what the first one imports is not counted
+        for size in (FEW, *sizes):
             costs[size], result = counted(*words, "-C", folder / str(size), *more)
             assert result.exit_code in (0, 4) or words[0] == "advise", result.output  # without logs
+        del costs[FEW]  # what the first one imports is not counted
         linear(costs)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from typer.testing import CliRunner, Result
+from click import Command
+from click.testing import CliRunner, Result
+from typer.main import get_command
 
 from ckptsurgeon.cli import app
 
@@ -19,6 +22,12 @@ class Cost:
 
     calls: int = 0
     system: int = 0
+
+
+@functools.cache
+def _command() -> Command:
+    """The command line, which is made once, whatever it is asked."""
+    return get_command(app)
 
 
 def counted(*words: object) -> tuple[Cost, Result]:
@@ -33,10 +42,11 @@ def counted(*words: object) -> tuple[Cost, Result]:
             cost.system += function.__module__ == "posix" or function.__name__ == "open"
 
     runner = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "100"})
+    command = _command()
     before = sys.getprofile()
     sys.setprofile(called)
     try:
-        result = runner.invoke(app, [str(word) for word in words])
+        result = runner.invoke(command, [str(word) for word in words])
     finally:
         sys.setprofile(before)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
