@@ -13,6 +13,7 @@ MAX_RECORD = 512 << 20
 """Bytes of a receipt, a journal or a plan: the longest known, of 10,000 shards, have a tenth."""
 
 MAX_POINTER = 1 << 20
+PIECE = 64 << 20
 
 
 @contextmanager
@@ -34,12 +35,23 @@ def read(path: Path, most: int, *, follow: bool = True) -> bytes:
     a device or a folder, EFBIG for more than `most` bytes, EAGAIN for what would have to be waited
     for, as some files of /proc."""
     with regular(path, follow=follow) as descriptor:
-        if os.fstat(descriptor).st_size <= most:
-            with open(descriptor, "rb", closefd=False) as file:
-                data = file.read(most + 1)
-            if len(data) <= most:
-                return data
-        raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
+        return of(descriptor, path, most)
+
+
+def of(descriptor: int, path: Path, most: int) -> bytes:
+    """All bytes of the file at `path` that was opened, as `read` gives them."""
+    pieces, left = [], most + 1
+    if os.fstat(descriptor).st_size <= most:
+        try:
+            while left and (piece := os.read(descriptor, min(left, PIECE))):
+                pieces.append(piece)
+                left -= len(piece)
+        except OSError as error:
+            error.filename = str(path)
+            raise
+        if left:
+            return b"".join(pieces)
+    raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
 
 
 def text(path: Path) -> str | None:

@@ -169,7 +169,7 @@ class Saved:
         """The names in the order of the state that was saved, which torch's planner writes down for
         a load; none where another planner did not. Read as any pickle, under those limits. The
         order of `items` is another one: that of the writers."""
-        data = self.path.read_bytes()
+        data, _ = dcp_metadata.all_bytes(self.path)
         with collector_paused():
             tree, _ = read_with_globals(scan(data, where=str(self.path), dense=True))
         order = tree.state.get("planner_data") if isinstance(tree, Object) else None

@@ -15,6 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import native
 from ckptsurgeon.files.chunks import Item, Place, Table
@@ -56,13 +57,22 @@ def _read_once(path: Path, identity: tuple[int, ...]) -> Table:
     return _read(path)
 
 
-def _read(path: Path) -> Table:
-    with path.open("rb") as opened:
-        status = os.fstat(opened.fileno())
+def all_bytes(path: Path) -> tuple[bytes, os.stat_result]:
+    """Of the file, and what it was when they were read. Raises DamagedFile where it is too long, or
+    nothing that is read without a wait."""
+    with whole_file.regular(path) as descriptor:
+        status = os.fstat(descriptor)
         if status.st_size > max(MOST, MAX_BYTES):
             what = f"it has {status.st_size} bytes, more than {max(MOST, MAX_BYTES)}"
             raise DamagedFile(str(path), 0, what)
-        data = opened.read()
+        try:
+            return whole_file.of(descriptor, path, max(MOST, MAX_BYTES)), status
+        except OSError as error:
+            raise DamagedFile(str(path), 0, f"it can't be read: {error.strerror}") from None
+
+
+def _read(path: Path) -> Table:
+    data, status = all_bytes(path)
     table = _natively(path, data, status) or _generally(path, data)
     for file in table.files:
         if file.startswith("/") or ".." in file.split("/") or "\0" in file:
@@ -86,11 +96,12 @@ class _Native(Table):
         self, chosen: Sequence[int], places: Sequence[Place], file: str
     ) -> tuple[int, list[bytes]]:
         base = self.table.first_edit(chosen)
-        with self.path.open("rb") as opened:
-            if _identity(os.fstat(opened.fileno())) != _identity(self.status):
+        with whole_file.regular(self.path) as descriptor:
+            if _identity(os.fstat(descriptor)) != _identity(self.status):
                 raise self._changed()
-            opened.seek(base)
-            pieces = self.table.moved(opened.read(), base, chosen, places, file)
+            with open(descriptor, "rb", closefd=False) as opened:
+                opened.seek(base)
+                pieces = self.table.moved(opened.read(), base, chosen, places, file)
         if pieces is None:
             raise self._changed()
         return base, pieces

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Append, Content
@@ -56,7 +57,7 @@ def _document(folder: Path) -> dict[str, Any]:
     if path.stat().st_size > MAX_BYTES:
         raise DamagedFile(str(path), 0, f"it is longer than {MAX_BYTES} bytes")
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = json.loads(whole_file.read(path, MAX_BYTES))
         files = document["files"]
         algorithm = document.get("algorithm", "sha256")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

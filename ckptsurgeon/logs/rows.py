@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import Hint, again
 from ckptsurgeon.logs import signals
@@ -54,23 +55,38 @@ def of_file(path: Path, own: Mapping[str, str], step: str | None = None) -> Curv
     return replace(of_rows(rows, path), notes=notes)
 
 
+def of_history(path: Path, own: Mapping[str, str]) -> Curves:
+    """The same, of a file that nobody named and that lies in a run: nothing waits for it, and it
+    has at most `MAX_DOCUMENT` bytes."""
+    with _readable(path):
+        rows, notes = _read(path, _text(whole_file.read(path, MAX_DOCUMENT)), own, None)
+    return replace(of_rows(rows, path), notes=notes)
+
+
 def at_the_end(path: Path, most: int) -> tuple[list[Row], bool]:
     """The rows in the last `most` bytes of a file, in the order of the file, and whether these are
     all: of a table or of lines. A longer document of JSON gives none, as it has no last lines.
 
-    Raises UsageError as `of_file` does."""
-    with _readable(path), path.open("rb") as file:
-        head = file.readline(MAX_LINE)
-        size = file.seek(0, os.SEEK_END)
+    Raises UsageError as `of_file` does; nothing waits for a file."""
+    with _readable(path), whole_file.regular(path) as descriptor:
+        size = os.fstat(descriptor).st_size
         if size > most and path.suffix == ".json":
             return [], False
-        file.seek(max(0, size - most))
+        end, named = os.pread(descriptor, most, max(0, size - most)), b""
         if size > most:
-            file.readline(MAX_LINE)
-        end = file.read(most)
-        named = b"" if size <= most or head.startswith(b"{") else head
-        text = io.StringIO((named + end).decode("utf-8", "backslashreplace"), newline="")
-        return _read(path, text, {}, None)[0], size <= most
+            end = end[_line(end[:MAX_LINE]) :]
+            head = os.pread(descriptor, MAX_LINE, 0)
+            named = b"" if head.startswith(b"{") else head[: _line(head)]
+        return _read(path, _text(named + end), {}, None)[0], size <= most
+
+
+def _line(data: bytes) -> int:
+    """Bytes of its first line."""
+    return data.find(b"\n") + 1 or len(data)
+
+
+def _text(data: bytes) -> TextIO:
+    return io.StringIO(data.decode("utf-8", "backslashreplace"), newline="")
 
 
 @contextlib.contextmanager

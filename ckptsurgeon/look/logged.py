@@ -28,7 +28,7 @@ def own(
         return read
     for path in histories(run):
         with contextlib.suppress(UsageError):  # a history without a loss is none
-            other = rows.of_file(path, tags)
+            other = rows.of_history(path, tags)
             if LOSS in other.kept:
                 return other
     per_step = _samples_of_a_step(run) if read.notes else None

@@ -134,5 +134,5 @@ def _read(path: Path) -> dict[str, _Known]:
     try:
         found: Any = json.loads(whole_file.read(path, whole_file.MAX_RECORD, follow=False))
         return {str(n): (int(size), int(at), str(sha)) for n, (size, at, sha) in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}

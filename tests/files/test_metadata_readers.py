@@ -117,3 +117,13 @@ def test_no_tensor_has_more_axes_than_torch_makes(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + b"\0")
     with pytest.raises(DamagedFile, match="axes"):
         SafetensorsFile.open(path)
+
+
+def test_an_offset_that_is_no_number_is_damage(tmp_path: Path) -> None:
+    cut = json.dumps({"w": {"saved_offsets": [1e999]}}).replace("Infinity", "1e999")
+    entry = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
+    header = json.dumps({"w": entry, "__metadata__": {"DCP_SHARDING_INFO": cut}})
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + b"\0")
+    with pytest.raises(DamagedFile, match="OverflowError"):
+        SafetensorsFile.open(path)

@@ -19,6 +19,7 @@ import pytest
 from ckptsurgeon.plans.as_json import MAX_KEYS, Malformed, from_json
 from ckptsurgeon.transaction import lock
 from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.kept import record_file
 from ckptsurgeon.transaction.receipts import receipt_file
 from tests.hostile.hostile_run import call, fifo
 from tests.support.tiny_run import make_run
@@ -119,6 +120,23 @@ def test_a_lock_of_any_content(sound: Path, tmp_path: Path, many: int) -> None:
 
 
 @pytest.mark.parametrize("many", MANY)
+def test_what_was_kept_of_any_content(sound: Path, tmp_path: Path, many: int) -> None:
+    template = tmp_path / "template"
+    shutil.copytree(sound / "run", template)
+    assert call("rollback", "--to", "4", "--yes", "-C", template)[0] == 0
+    path = Path(record_file("0002"))
+    text = (template / path).read_text()
+    endless = text.replace("[", "[1e999, ", 1)
+    for i, mutant in enumerate([*sample(text, many, 5), DEEP, '{"a":' * 99_999, endless, "[]"]):
+        root = tmp_path / str(i)
+        shutil.copytree(template, root)
+        (root / path).write_text(mutant)
+        for words in (("undo", "-n"), ("undo", "--as-they-are", "-n"), ("undo", "--yes")):
+            ends_well(root, *words)
+        ends_well(root, "redo", "--yes")
+
+
+@pytest.mark.parametrize("many", MANY)
 def test_a_plan_of_any_content(sound: Path, tmp_path: Path, many: int) -> None:
     text = (sound / "plan.json").read_text()
     root = tmp_path / "run"
@@ -132,7 +150,7 @@ SETTINGS = (
     "name: [a]", "name: {a: 1}", "name: null", "tensorboard: {a: b}", 'tensorboard: ["\\0"]',
     "tensorboard: [[a]]", "format: [a]", 'format: "\\0"', "relaunch: 5", "relaunch: {}",
     "relaunch: {command: []}", "relaunch: {command: [{}]}", 'relaunch: {command: ["\\0"]}', "5",
-    "format: page.yaml",
+    "format: page.yaml", "name: 0x" + "f" * 5000, "tensorboard: " + "9" * 5000,
 )  # fmt: skip
 
 
@@ -147,7 +165,10 @@ def test_settings_of_any_content(sound: Path, tmp_path: Path, text: str) -> None
 
 @pytest.mark.parametrize(
     "name",
-    ["lock", "journal", receipt_file("0001").removeprefix(f"{HOME}/"), "../ckptsurgeon.yaml"],
+    [
+        *("lock", "journal", "../ckptsurgeon.yaml"),
+        *(file("0001").removeprefix(f"{HOME}/") for file in (receipt_file, record_file)),
+    ],
 )
 @pytest.mark.parametrize("kind", ["fifo", "endless", "sparse", "socket", "folder"])
 def test_a_record_that_is_no_file_is_not_waited_for(

@@ -64,7 +64,14 @@ class SafetensorsFile(Archive):
             entries = {str(k): v for k, v in document.items() if k != "__metadata__"}
             found = {name: _entry(name, entry) for name, entry in entries.items()}
             offsets = _offsets(document.get("__metadata__") or {})
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            ArithmeticError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             what = f"the header is none of safetensors ({type(error).__name__}: {error})"
             raise DamagedFile(self.where, LENGTH, what[:200]) from None
         at, records = LENGTH + length, {}

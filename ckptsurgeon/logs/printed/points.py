@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.logs.printed import lightning, transformers
 from ckptsurgeon.logs.printed.families import Family, Listener
@@ -19,27 +21,45 @@ from ckptsurgeon.logs.tensorboard.scalars import Point, scalars
 
 METRICS = "metrics.csv"
 MAX_DOCUMENT = 256 << 20
-"""Bytes of a `trainer_state.json` that are read."""
+"""Bytes of a history in a run that are read."""
 
 
 def in_file(path: Path, speakers: Sequence[Family]) -> Iterator[LoggedUpdate]:
     """The statements in what a trainer printed, in a `metrics.csv` or a `trainer_state.json`."""
     try:
         with path.open(encoding="utf-8", errors="backslashreplace") as file:
-            first = file.readline()
-            if lightning.is_metrics(first):
-                yield from lightning.rows(chain([first], file))
-            elif path.suffix == ".json":
-                yield from _document(path, first + file.read(MAX_DOCUMENT))
-            else:
-                listener = Listener(speakers)
-                for line in chain([first], file):
-                    yield from listener.feed(line)
-                yield from listener.end()
+            yield from _in_text(path, file, speakers)
     except OSError as error:
-        raise UsageError(
-            f"{path} can't be read: {error.strerror}", next="--log FILE that the trainer wrote"
-        ) from None
+        raise _unreadable(path, error) from None
+
+
+def _in_run(path: Path) -> Iterator[LoggedUpdate]:
+    """The same, of a `metrics.csv` that nobody named: nothing waits for it."""
+    try:
+        data = whole_file.read(path, MAX_DOCUMENT)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    text = io.StringIO(data.decode("utf-8", "backslashreplace"), newline=None)
+    yield from _in_text(path, text, ())
+
+
+def _in_text(path: Path, file: TextIO, speakers: Sequence[Family]) -> Iterator[LoggedUpdate]:
+    first = file.readline()
+    if lightning.is_metrics(first):
+        yield from lightning.rows(chain([first], file))
+    elif path.suffix == ".json":
+        yield from _document(path, first + file.read(MAX_DOCUMENT))
+    else:
+        listener = Listener(speakers)
+        for line in chain([first], file):
+            yield from listener.feed(line)
+        yield from listener.end()
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"{path} can't be read: {error.strerror}", next="--log FILE that the trainer wrote"
+    )
 
 
 def _document(path: Path, text: str) -> Iterator[LoggedUpdate]:
@@ -63,7 +83,7 @@ def in_folder(
         if since is not None and file.stat().st_mtime < since:
             continue
         if file.name == METRICS:
-            yield from in_file(file, ())
+            yield from _in_run(file)
         else:
             yield from _of_events(file, speakers, since)
 

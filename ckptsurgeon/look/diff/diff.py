@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.collector import collector_paused
@@ -178,7 +180,8 @@ def _text(version: Version | None) -> str | None:
         return None
     if version.path.is_dir():
         return str(version.path.readlink())
-    return version.path.read_bytes()[:SMALL].decode("utf-8", "replace")
+    with whole_file.regular(version.path) as descriptor:
+        return os.read(descriptor, SMALL).decode("utf-8", "replace")
 
 
 def logs(ones: Mapping[str, Version], others: Mapping[str, Version]) -> Sequence[AnyChange]:

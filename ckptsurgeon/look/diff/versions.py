@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, Saved, Whole
@@ -46,7 +47,7 @@ class Version:
                 return Content({(): ("bytes", self.length())})
             return _sorted(found, archive)
         if self.length() <= SMALL and name.endswith((".json", ".txt", ".yaml")):
-            return Content(_of_text(self.path.read_bytes(), name))
+            return Content(_of_text(whole_file.read(self.path, SMALL), name))
         return Content({(): ("bytes", self.length())})
 
     def length(self) -> int:
