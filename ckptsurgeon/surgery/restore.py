@@ -28,6 +28,7 @@ from ckptsurgeon.plans.edits import (
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import make_unreadable, relinked, replaced, rewrite, touched
+from ckptsurgeon.surgery.saved_again import rewritten, without_saved_again
 from ckptsurgeon.transaction import assumptions, kept, receipts
 from ckptsurgeon.transaction.home import ATTIC, HOME
 from ckptsurgeon.transaction.inverse import kept_tails
@@ -38,12 +39,12 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
     """The plan that takes `receipt` back, a surgery or an undo, and keeps what it takes away: what
     was written since goes to the attic, and so do the bytes that are cut off.
 
-    Raises SurgeryError where somebody changed what was kept; with `as_they_are` such files are
-    taken as they are, and a warning names them."""
+    Raises SurgeryError where somebody changed what was kept, and where a trainer saved again what
+    was edited in place; with `as_they_are` such files are taken, or left, as they are, and a
+    warning names them."""
+    whole = receipt
+    receipt, left = without_saved_again(run, receipt, as_they_are=as_they_are)
     restored, changed = kept.compared(run.root, receipt.id, receipt.inverse)
-    for edit in receipt.inverse:
-        if isinstance(edit, Truncate) and edit.file in changed:
-            assumptions.check_size(run.root / edit.file, edit)
     names = ", ".join(changed[:3]) + (f" … ({len(changed)})" if len(changed) > 3 else "")
     if changed and not as_they_are:
         raise SurgeryError(
@@ -54,12 +55,17 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
             ),
         )
     warnings = [f"changed since {receipt.id}, and taken as they are: {names}"] if changed else []
+    if left:
+        restored = kept.CHANGED
+        warnings.append(f"saved again since {receipt.id}, and left as saved: {', '.join(left)}")
     new = receipts.next_id(run.root)
-    since = _since(run, receipt, new)
+    since = _since(run, whole, new)
     gone = [move.src for move in since]
     inverse, linked = _inverse(run, receipt, new, gone)
     first, last = _replaced(run, linked, new)
     changes, pointers = _pointers(run, receipt, new)
+    if anew := rewritten(run, receipt):
+        warnings.append(f"saved again since {receipt.id}, to the attic: {', '.join(anew)}")
     if gone:
         warnings.append(f"written since {receipt.id}, to the attic: {', '.join(gone)}")
     edits = [*first, *since, *_tails(run, inverse, new), *inverse, *last, *pointers]

@@ -19,6 +19,7 @@ from typing import Any
 
 from ckptsurgeon import whole_file
 from ckptsurgeon.plans.edits import Content, Edit, Inverse, Move, Replace, Tail, Truncate
+from ckptsurgeon.transaction.assumptions import tail_digest
 from ckptsurgeon.transaction.home import HOME, RECEIPTS, in_attic
 from ckptsurgeon.transaction.inverse import kept_tails
 
@@ -38,7 +39,8 @@ def record_file(id: str) -> str:
 
 
 def document(root: Path, edits: Iterable[Edit]) -> bytes:
-    """What the record says: name in the attic → size, time, sha256 of what comes to lie there."""
+    """What the record says: name in the attic → size, time, sha256 of what comes to lie there; and
+    of each file that takes the place of another, which is staged by now, the same."""
     known: dict[str, _Known] = {}
     staged: dict[str, Replace] = {}
     for edit in edits:
@@ -51,6 +53,7 @@ def document(root: Path, edits: Iterable[Edit]) -> bytes:
             elif before.content == Content(()):
                 known[edit.kept] = EMPTY
             staged[edit.file] = edit
+            known[edit.file] = _known(root / edit.staged, digest=True)
         elif isinstance(edit, Move) and edit.content is None and in_attic(edit.dst):
             for path in files(root / edit.src):
                 below = os.path.relpath(path, root / edit.src)
@@ -71,7 +74,7 @@ def compared(root: Path, id: str, inverse: Iterable[Inverse]) -> tuple[str, list
         if isinstance(edit, (Truncate, Tail)):
             wanted = edit.new_mtime_ns if isinstance(edit, Truncate) else edit.mtime_ns
             unknown |= wanted is None
-            if wanted is not None and not _at(_mtime(root / edit.file), wanted):
+            if wanted is not None and not at(_mtime(root / edit.file), wanted):
                 changed.append(edit.file)
             continue
         name = edit.staged if isinstance(edit, Replace) else edit.src
@@ -86,6 +89,36 @@ def compared(root: Path, id: str, inverse: Iterable[Inverse]) -> tuple[str, list
         changed += sorted(expected.keys() ^ there.keys())
         changed += [n for n in expected if n in there and not _same(there[n], expected[n])]
     return (CHANGED if changed else UNKNOWN if unknown else SAME), changed
+
+
+def rewritten(root: Path, id: str, names: Iterable[str]) -> list[str]:
+    """The files among `names` that surgery `id` replaced, and that somebody wrote since."""
+    known = _read(root / record_file(id))
+    return [
+        name
+        for name in names
+        if name in known and (root / name).is_file() and not _same(root / name, known[name])
+    ]
+
+
+def saved_again(path: Path, edit: Truncate | Tail) -> bool:
+    """Whether a file that was edited in place is no longer what the surgery, or its undo, left. Its
+    time is that of the edit where nobody wrote to it; of one that an undo cut, and that somebody
+    wrote to, nothing else is known."""
+    try:
+        status = path.stat()
+    except OSError:  # refused for that
+        return False
+    if isinstance(edit, Tail):
+        wanted, size = edit.mtime_ns, edit.old_size
+    else:
+        wanted, size = edit.new_mtime_ns, edit.new_size
+    same = wanted is not None and at(status.st_mtime_ns, wanted)
+    if status.st_size != size or same:
+        return status.st_size != size
+    if isinstance(edit, Tail):
+        return wanted is not None
+    return tail_digest(path, edit.spans) != edit.digest
 
 
 def files(path: Path) -> Iterator[Path]:
@@ -110,10 +143,10 @@ def _known(path: Path, *, digest: bool) -> _Known:
 def _same(path: Path, expected: _Known) -> bool:
     size, mtime_ns, digest = expected
     now = _known(path, digest=bool(digest))
-    return now[0] == size and (now[2] == digest if digest else _at(now[1], mtime_ns))
+    return now[0] == size and (now[2] == digest if digest else at(now[1], mtime_ns))
 
 
-def _at(found: int, wanted: int) -> bool:
+def at(found: int, wanted: int) -> bool:
     """Whether it is the time that was set, as far as the file system can tell."""
     return any(found == wanted // grain * grain for grain in GRAINS)
 

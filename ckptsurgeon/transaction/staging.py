@@ -89,13 +89,15 @@ def make_directories(root: Path, names: Iterable[str]) -> None:
 def write(root: Path, plan: Plan, receipt: Receipt, jobs: int) -> None:
     """Write every staged file, make it durable, and read it back."""
     staged = _staged(plan.edits)
-    for name, data in receipts.contents(receipt, kept.document(root, plan.edits)).items():
-        staged.append(_Staged(name, Content((data,))))
     tails = tuple(edit.data for edit in _appends(plan.edits))
     if tails:
         staged.append(_Staged(tails_file(plan.id), Content(tails)))
     _write(root, staged, jobs)
-    each(disk.fsync_directory, sorted({(root / item.name).parent for item in staged}), jobs)
+    contents = receipts.contents(receipt, kept.document(root, plan.edits))
+    records = [_Staged(name, Content((data,))) for name, data in contents.items()]
+    _write(root, records, jobs)
+    folders = {(root / item.name).parent for item in (*staged, *records)}
+    each(disk.fsync_directory, sorted(folders), jobs)
 
 
 def remove(root: Path, files: Sequence[str], directories: Sequence[str]) -> None:

@@ -8,85 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.recipe.file import from_data
+from tests.support.own_pages import PAGES, Trainer
 from tests.support.snapshot import differs, snapshot
-from tests.support.tiny_run import LAMBDA_LR
 
 MEMORY = Path("/dev/shm")
 """Where there is one, a file system on which fsync costs nothing."""
-CONTENT = (
-    "{optimizers: [[optimizer]], schedulers: [[scheduler]], fields: {iteration: [[iter_num]]}}"
-)
-PAGES: Mapping[str, tuple[str, str]] = {
-    "one file, its step inside": (
-        f'name: own\nnumber: [iter_num]\nfiles:\n  "ckpt.pt": {CONTENT}\n',
-        "ckpt.pt",
-    ),
-    "files of any name, the step inside": (
-        f'name: own\nnumber: [iter_num]\nfiles:\n  "at-*.pt": {CONTENT}\n',
-        "at-{step}.pt",
-    ),
-    "folders of any name, the step inside": (
-        'name: own\nnumber: {folder: "save-*", file: all.pt, keys: [iter_num]}\n'
-        f'files:\n  "save-*/all.pt": {CONTENT}\n',
-        "save-{step}/all.pt",
-    ),
-    "files, a pointer and a copy": (
-        f'name: own\npointer: {{file: latest.txt, text: "{{step}}"}}\nlast: [last.pt]\n'
-        f'files:\n  "ckpt_{{step}}.pt": {CONTENT}\n',
-        "ckpt_{step}.pt",
-    ),
-    "folders and a pointer": (
-        f'name: own\npointer: {{file: latest.txt, text: "{{step}}"}}\n'
-        f'files:\n  "step-{{step}}/all.pt": {CONTENT}\n',
-        "step-{step}/all.pt",
-    ),
-}
-
-
-class Trainer:
-    """Saves what a page describes, as torch.save does now or did until 1.6."""
-
-    def __init__(self, root: Path, page: str, *, zipped: bool) -> None:
-        self.root, self.zipped = root, zipped
-        self.page, self.path = PAGES[page]
-        root.mkdir()
-        (root / "own.yaml").write_text(self.page)
-        (root / "ckptsurgeon.yaml").write_text("format: own.yaml")
-
-    def save(self, step: int) -> None:
-        moments = {name: torch.full((3,), float(step)) for name in ("exp_avg", "exp_avg_sq")}
-        group = {
-            "lr": 1e-3, "initial_lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8,
-            "weight_decay": 0.1, "amsgrad": False, "params": [0],
-        }  # fmt: skip
-        state = {
-            "iter_num": step,
-            "optimizer": {
-                "state": {0: {"step": torch.tensor(float(step)), **moments}},
-                "param_groups": [group],
-            },
-            "scheduler": {**LAMBDA_LR, "last_epoch": step, "_step_count": step + 1},
-        }
-        path = self.root / self.path.replace("{step}", str(step))
-        path.parent.mkdir(exist_ok=True)
-        torch.save(state, path, _use_new_zipfile_serialization=self.zipped)
-        if "pointer:" in self.page:
-            (self.root / "latest.txt").write_text(str(step))
-        if "last:" in self.page:
-            torch.save(state, self.root / "last.pt", _use_new_zipfile_serialization=self.zipped)
-
-    def run(self) -> Run:
-        return Run.open(self.root)
-
-
 edits = st.sampled_from(
     [
         {"set": {"iteration": 4}},

@@ -12,6 +12,7 @@ import pytest
 
 from ckptsurgeon import Run, look, plan, report, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.hints import Command
 from ckptsurgeon.plans.edits import Aside, Content, Replace
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.style import Style
@@ -115,9 +116,13 @@ def test_a_shard_that_was_saved_anew_is_not_cut(trained: Trained) -> None:
     surgery.apply(run, made)
     launch(f"--config={root / 'train.yaml'}", "train_iters=8")
     before = snapshot(root)
-    with pytest.raises(SurgeryError, match="changed or saved again since"):
-        surgery.apply(run, surgery.plan_undo(run))
+    with pytest.raises(SurgeryError, match="saved again, or changed, since 0001") as refused:
+        surgery.plan_undo(run)
     assert snapshot(root) == before
+    hint = refused.value.hints[0]
+    assert isinstance(hint, Command) and hint.words == ("set", "beta2=0.95", "iteration=8")
+    back = plan(run, from_data({"set": {"beta2": 0.95}}))
+    assert back.promise is not None and back.promise.betas == (0.9, 0.95)
 
 
 def test_a_step_that_retention_took_is_said(trained: Trained) -> None:

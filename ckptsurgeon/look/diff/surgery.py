@@ -30,6 +30,7 @@ from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.home import EVENTS, in_attic
+from ckptsurgeon.transaction.kept import saved_again
 from ckptsurgeon.transaction.receipts import numbered, standing, taken_back
 
 
@@ -47,7 +48,9 @@ def of_receipt(
     that. Raises UsageError for a surgery that is not in force, SurgeryError where its attic was
     pruned or a file is gone."""
     receipt, later = _chosen(run, numbered(id))
-    found = _Found(notes={c.file: c.note for c in receipt.changes if isinstance(c, Rewrite)})
+    found = _Found(
+        receipt, notes={c.file: c.note for c in receipt.changes if isinstance(c, Rewrite)}
+    )
     pointers = {item.file: item for item in receipt.changes if _is_pointer(item)}
     found.changes += pointers.values()
     for edit in _effective(receipt):
@@ -66,7 +69,7 @@ def of_receipt(
     if seen is not None:
         of_tensors.of_twins(seen, difference, jobs, progress)
     ends = f"before {receipt.id}", f"after {receipt.id}"
-    return Diff(*ends, tuple(changes), seen, of_surgery=True)
+    return Diff(*ends, tuple(changes), seen, tuple(found.not_compared), of_surgery=True)
 
 
 def _sides(pairs: Mapping[str, Pair]) -> tuple[dict[str, Version], dict[str, Version]]:
@@ -102,12 +105,14 @@ Pair = tuple[Version | None, Version | None]
 class _Found:
     """Files by what they are, each as it was before and after; what else happened to files."""
 
+    receipt: Receipt
     shards: dict[str, tuple[Version, Version]] = field(default_factory=dict)
     texts: dict[str, Pair] = field(default_factory=dict)
     events: dict[str, Pair] = field(default_factory=dict)
     changes: list[AnyChange] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
     """What the receipt says of new files."""
+    not_compared: list[str] = field(default_factory=list)
 
     def edit(self, run: Run, edit: Move | Replace | Truncate, later: Sequence[Receipt]) -> None:
         """Add what the surgery did that `edit` takes back."""
@@ -117,6 +122,10 @@ class _Found:
         if isinstance(edit, Replace) and edit.staged.endswith(".empty"):
             return
         now = _after(run, edit.file, later)
+        if isinstance(edit, Truncate) and now.size is None and saved_again(now.path, edit):
+            self.changes += [item for item in self.receipt.changes if item.file == edit.file]
+            self.not_compared.append(f"{edit.file}: saved again since; this is what the plan said")
+            return
         if isinstance(edit, Truncate):
             self.shards[edit.file] = (
                 Version(now.path, edit.old_size),

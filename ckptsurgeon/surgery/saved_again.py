@@ -1,0 +1,102 @@
+"""What a trainer has saved again since a surgery edited it in place: the bytes from before are gone
+and no undo brings them back.
+
+A file that was replaced whole is in the attic as it was: it comes back where all of its step does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import Hint, again, command
+from ckptsurgeon.plans.edits import Change, Inverse, Move, Replace, Tail, Truncate
+from ckptsurgeon.plans.plan import Receipt
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction import kept
+from ckptsurgeon.transaction.kept import saved_again
+
+BETAS = {"beta1": 0, "beta2": 1}
+
+
+def without_saved_again(
+    run: Run, receipt: Receipt, *, as_they_are: bool
+) -> tuple[Receipt, list[str]]:
+    """The receipt without what was saved again, and the files that were. Raises SurgeryError for
+    those; with `as_they_are` only where nothing else is left to bring back.
+
+    A step stays whole: where one of its files was saved again, all of them stay as they are."""
+    files = _lost(run, receipt)
+    if not files:
+        return receipt, []
+    stay = {*files, *(name for step in _steps(run, files) for name in step)}
+    rest = tuple(edit for edit in receipt.inverse if _place(edit) not in stay)
+    if as_they_are and rest:
+        return replace(receipt, inverse=rest), files
+    names = ", ".join(files[:3]) + (f" … ({len(files)})" if len(files) > 3 else "")
+    surgery = next((each for each in run.receipts() if each.id == receipt.undoes), receipt)
+    hints = _by_values(surgery, undone=surgery is not receipt)
+    if rest:
+        hints.append(again("--as-they-are", why="brings back the rest, and leaves this step"))
+    raise SurgeryError(
+        f"{names}: saved again, or changed, since {receipt.id}; what was there before is gone",
+        next=hints or [command("log", why="what was done")],
+    )
+
+
+def _place(edit: Inverse) -> str:
+    """The file, or the folder, that the edit brings back."""
+    return edit.dst if isinstance(edit, Move) else edit.file
+
+
+def _lost(run: Run, receipt: Receipt) -> list[str]:
+    """The files of the step that were saved again, where the step can't come back as a whole."""
+    edited = [edit for edit in receipt.inverse if isinstance(edit, (Truncate, Tail))]
+    lost = [edit.file for edit in edited if saved_again(run.root / edit.file, edit)]
+    back = {_place(edit) for edit in receipt.inverse if isinstance(edit, (Move, Replace))}
+    for file in rewritten(run, receipt):
+        if any(not step <= back for step in _steps(run, [file])):
+            lost.append(file)
+    return lost
+
+
+def rewritten(run: Run, receipt: Receipt) -> list[str]:
+    """The files of steps that the surgery replaced whole and that a trainer wrote since."""
+    replaced = {edit.file for edit in receipt.inverse if isinstance(edit, Replace)}
+    replaced -= set(map(run.relative, run.format.pointer_files(run.root)))
+    files = kept.rewritten(run.root, receipt.id, sorted(replaced))
+    return [file for file in files if _steps(run, [file])]
+
+
+def _steps(run: Run, files: Collection[str]) -> list[set[str]]:
+    """All files of each step that one of these is of."""
+    steps = (set(map(run.relative, run.format.files(run.root, step))) for step in run.steps())
+    return [step for step in steps if not step.isdisjoint(files)]
+
+
+def _by_values(surgery: Receipt, *, undone: bool) -> list[Hint]:
+    """The command that sets, in what is saved now, what the surgery set back to what it was; where
+    it was undone, the one that sets it again. None where it did more than to set values."""
+    settings = surgery.recipe.get("set")
+    if not isinstance(settings, Mapping) or surgery.recipe.keys() - {"set", "why"}:
+        return []
+    values = [value if undone else _before(surgery, key, value) for key, value in settings.items()]
+    if not values or None in values:
+        return []
+    pairs = [f"{key}={value}" for key, value in zip(settings, values, strict=True)]
+    why = "does it again" if undone else f"as it was before {surgery.id}"
+    return [command("set", *pairs, why=f"{why}, in what is saved now")]
+
+
+def _before(receipt: Receipt, key: str, value: object) -> object | None:
+    """The one value that was in all places that got this one; None where there were several."""
+    found = set()
+    for change in receipt.changes:
+        if not isinstance(change, Change):
+            continue
+        if key in BETAS and change.field == "betas" and isinstance(change.old, (list, tuple)):
+            found.add(change.old[BETAS[key]])
+        elif change.field == key and change.new == value and isinstance(change.old, (int, float)):
+            found.add(change.old)
+    return found.pop() if len(found) == 1 else None

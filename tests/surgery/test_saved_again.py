@@ -1,0 +1,135 @@
+"""A trainer may save any step again after a surgery. What it wrote is never lost nor mixed: an undo
+moves it to the attic, or names the file and the command that helps."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from ckptsurgeon import plan, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import Command
+from ckptsurgeon.plans.plan import Receipt
+from ckptsurgeon.recipe.file import from_data
+from tests.support.own_pages import PAGES, Trainer
+from tests.support.snapshot import snapshot
+
+MEMORY = Path("/dev/shm")
+ONE, TWO = "one file, its step inside", "folders of two files"
+EDITS: tuple[dict[str, Any], ...] = (
+    {"set": {"beta2": 0.9}},
+    {"set": {"lr": 3e-4}},
+    {"set": {"beta1": 0.8, "weight_decay": 0.2}},
+    {"set": {"iteration": 5}},
+    {"reset": ["moments"]},
+    {"rollback": {"to": 4}},
+    {"rollback": {"to": 4}, "set": {"beta2": 0.9}},
+    {"rollback": {"to": 4}, "reset": ["moments"]},
+)
+
+
+def operate(trainer: Trainer, data: Mapping[str, Any]) -> Receipt | None:
+    run = trainer.run()
+    try:
+        made = plan(run, from_data(data))
+    except SurgeryError:
+        return None
+    return None if made.empty else surgery.apply(run, made)
+
+
+def whole(trainer: Trainer) -> None:
+    """Each step is of one save."""
+    run = trainer.run()
+    for step in run.steps():
+        files = run.format.files(run.root, step)
+        assert len({frozenset(trainer.marks(path)) for path in files}) == 1, files
+
+
+def refused(trainer: Trainer, error: SurgeryError, receipt: Receipt) -> None:
+    """The file is named, nothing was changed, and where values were set, the command sets them
+    back in what is saved now."""
+    names = {path.name for step in trainer.run().steps()
+             for path in trainer.run().format.files(trainer.root, step)}  # fmt: skip
+    assert any(name in error.what for name in names)
+    hint = error.hints[0]
+    if isinstance(hint, Command) and hint.words[0] == "set":
+        pairs = dict(str(word).split("=") for word in hint.words[1:])
+        values = {key: float(value) for key, value in pairs.items()}
+        assert values.keys() == receipt.recipe["set"].keys()
+        assert plan(trainer.run(), from_data({"set": values})).promise is not None
+    else:
+        assert "set" not in receipt.recipe or "rollback" in receipt.recipe
+
+
+def there_and_back(page: str, zipped: bool, data: dict[str, Any], since: list[int]) -> str:
+    """What became of the undo: "done", "rest" with --as-they-are, or "refused"."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        trainer = Trainer(Path(folder) / "run", page, zipped=zipped)
+        for step in (4, 8):
+            trainer.save(step)
+        receipt = operate(trainer, data)
+        if receipt is None:
+            return "refused"
+        for step in since:
+            trainer.save(step)
+        last = trainer.marks(trainer.root)
+        before = snapshot(trainer.root)
+        outcome, as_they_are = "done", False
+        try:
+            made = surgery.plan_undo(trainer.run())
+        except SurgeryError as error:
+            assert snapshot(trainer.root) == before
+            refused(trainer, error, receipt)
+            outcome, as_they_are = "rest", True
+            if not any("--as-they-are" in line for line in error.next):
+                with pytest.raises(SurgeryError, match="saved again"):
+                    surgery.plan_undo(trainer.run(), as_they_are=True)
+                return "refused"
+            made = surgery.plan_undo(trainer.run(), as_they_are=True)
+        undone = surgery.apply(trainer.run(), made)
+        whole(trainer)
+        assert (undone.restored == "same") == (outcome == "done")
+        assert trainer.marks(trainer.root) == last
+        if page == ONE and since:
+            assert any("to the attic: ckpt.pt" in line for line in made.warnings)
+        surgery.apply(trainer.run(), surgery.plan_redo(trainer.run(), as_they_are=as_they_are))
+        whole(trainer)
+        assert trainer.marks(trainer.root) == last
+        return outcome
+
+
+LAW = given(
+    st.sampled_from(list(PAGES)), st.booleans(), st.sampled_from(EDITS),
+    st.lists(st.sampled_from([2, 4, 6, 8, 12, 16]), max_size=3),
+)  # fmt: skip
+UNHURRIED: dict[str, Any] = {
+    "deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None,
+}  # fmt: skip
+
+
+@example(ONE, True, {"set": {"beta2": 0.9}}, [12])
+@example(ONE, False, {"set": {"beta2": 0.9}}, [12])
+@example(TWO, True, {"set": {"beta2": 0.9}}, [8])
+@example(TWO, False, {"set": {"beta2": 0.9}}, [8])
+@example(TWO, True, {"rollback": {"to": 4}, "set": {"beta2": 0.9}}, [4, 8])
+@LAW
+@settings(max_examples=6, **UNHURRIED)
+def test_what_was_saved_again_is_neither_lost_nor_mixed(
+    page: str, zipped: bool, data: dict[str, Any], since: list[int]
+) -> None:
+    there_and_back(page, zipped, data, since)
+
+
+@pytest.mark.slow
+@LAW
+@settings(max_examples=60, **UNHURRIED)
+def test_what_was_saved_again_is_neither_lost_nor_mixed_at_length(
+    page: str, zipped: bool, data: dict[str, Any], since: list[int]
+) -> None:
+    there_and_back(page, zipped, data, since)
