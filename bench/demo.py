@@ -49,8 +49,6 @@ def main() -> int:
     _type("ckptsurgeon advise -o recipe.yaml", cwd=run, exits=DIVERGED)
     _type("ckptsurgeon plan recipe.yaml", cwd=run)
     operated = _type("ckptsurgeon apply recipe.yaml --relaunch --yes", cwd=run)
-    _type("ckptsurgeon undo -n", cwd=run)
-    _type("ckptsurgeon log", cwd=run)
 
     _say("Control: a copy of the diverged run goes back to the same step, and changes nothing.")
     repeated = _type("ckptsurgeon rollback --to 140 --relaunch --yes", "-C", str(control))
@@ -58,7 +56,13 @@ def main() -> int:
     _say("One picture of the run; docs/ keeps the two SVGs, which README.md shows.")
     for name, more in (("run.svg", []), ("run-dark.svg", ["--dark"]), ("run.html", [])):
         _type("ckptsurgeon report", "-C", str(run), "-o", f"{folder}/{name}", *more)
-    return _judge(diverged, repeated, operated, time.monotonic() - began)
+    status = _judge(diverged, repeated, operated)
+
+    _say("All of it is on record, and can be taken back.")
+    _type("ckptsurgeon log", cwd=run)
+    _type("ckptsurgeon undo -n", cwd=run)
+    print(f"\n{time.monotonic() - began:.0f} s on {os.cpu_count()} cores")
+    return status
 
 
 def _say(text: str) -> None:
@@ -98,9 +102,7 @@ def _type(words: str, *more: str, cwd: Path = REPO, exits: int = 0) -> list[floa
     return losses
 
 
-def _judge(
-    diverged: list[float], control: list[float], operated: list[float], seconds: float
-) -> int:
+def _judge(diverged: list[float], control: list[float], operated: list[float]) -> int:
     best = min(_means(diverged))
     print(f"\n{'branch':<10} {'lowest mean':>12} {'last 20':>9}   verdict")
     verdicts = {
@@ -113,7 +115,6 @@ def _judge(
         expected = "recovered" if name == "operated" else "diverged"
         verdict = expected if verdicts[name] else f"NOT {expected}"
         print(f"{name:<10} {min(_means(losses)):>12.3f} {_tail(losses):>9.3f}   {verdict}")
-    print(f"\n{seconds:.0f} s on {os.cpu_count()} cores")
     return 0 if all(verdicts.values()) else 1
 
 

@@ -165,8 +165,8 @@ def _past(run: Run, new: Sequence[tuple[int, int]], state: State, done: int) -> 
             continue
         if last > done:
             notes.append(
-                f"iterations {_range(first, done)} are past: only {_range(done + 1, last)} of "
-                f"skip {_range(first, last)} will be passed over"
+                f"iterations {_range(first, done)} are past: of skip {_range(first, last)} only "
+                f"{_range(done + 1, last)} will be skipped"
             )
             continue
         before = _before(run, first)

@@ -226,7 +226,7 @@ def test_samples_that_were_passed_over_and_the_weight_decays_length_are_told(
 ) -> None:
     root = save(tmp_path, skipped_train_samples=320, train_samples=20_000, lr_decay_samples=16_000)
     told = warned(root, {"set": {"eps": 1e-6}})
-    assert "320 samples were passed over" in told
+    assert "320 samples were skipped" in told
     assert "relaunch with --use-checkpoint-opt_param-scheduler:" in told
 
 

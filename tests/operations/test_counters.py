@@ -96,7 +96,7 @@ def test_a_skip_is_seen_from_the_iteration_that_is_set(trained: Trained) -> None
     assert caught.value.next[0].startswith("ckptsurgeon rollback --to 6 --skip 7-9 ")
     recipe["skip"] = ["98-101"]
     told = plan(run, from_data(recipe)).warnings
-    assert "iterations 98-99 are past: only 100-101 of skip 98-101 will be passed over" in told
+    assert "iterations 98-99 are past: of skip 98-101 only 100-101 will be skipped" in told
 
 
 def test_a_position_before_the_start_is_refused(trained: Trained) -> None:

@@ -179,7 +179,7 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
         words = " ".join(f"{first}-{last}" for first, last in ranges)
         return (
             f"relaunch Megatron-DeepSpeed with --skip-train-iteration-range {words}; of others, "
-            "pass over the batches in the training script: DeepSpeed's config has no such key"
+            "skip the batches in the training script: DeepSpeed's config has no such key"
         )
 
     def advise_rewarm(

@@ -40,7 +40,7 @@ FIELDS: Mapping[str, str] = {
     "data_epoch": "The pass through the data, from 1, as its loader counts.",
     "data_batches": "The batches of this epoch that its loader has given out.",
     "data_tokens": "The tokens in those batches.",
-    "skip": "The ranges of iterations whose data is passed over, both ends included.",
+    "skip": "The ranges of iterations whose data is skipped, both ends included.",
     "seed": "What the random numbers begin with.",
 }
 """Field → what it means."""

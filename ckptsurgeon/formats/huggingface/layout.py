@@ -186,7 +186,7 @@ class Transformers(_Saved, NamesElsewhere):
         return command(
             "set",
             f"iteration={last}",
-            why="the data up to there is passed over, and the steps count as done",
+            why="the data up to there is skipped, and the steps count as done",
         )
 
     def recognizes(self, run: Path) -> bool:
@@ -261,7 +261,7 @@ class Accelerate(_Saved, NamesElsewhere):
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
         """The library has a call for it, and saves no position of a plain loader."""
         return (
-            "in the script, pass over the batches with accelerator.skip_first_batches(loader, N), "
+            "in the script, skip the batches with accelerator.skip_first_batches(loader, N), "
             "then relaunch"
         )
 

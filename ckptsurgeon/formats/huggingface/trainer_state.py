@@ -61,7 +61,7 @@ def _passed_over(settings: list[Setting], step: int) -> Iterator[str]:
     """What else the Trainer does with a new global_step."""
     if settings:
         yield (
-            f"the data moves with it: a resume passes over the batches of {step} updates, "
+            f"the data moves with it: a resume skips the batches of {step} updates, "
             "unless --ignore_data_skip was given; the schedule stays where it is"
         )
 

@@ -70,7 +70,7 @@ def notes(checkpoint: MegatronShards, main: int) -> list[str]:
     skipped = args.get("skipped_train_samples")
     if skipped:
         out.append(
-            f"{skipped} samples were passed over (--iterations-to-skip): they are among the "
+            f"{skipped} samples were skipped (--iterations-to-skip): they are among the "
             "consumed ones, and the schedule stands that much earlier"
         )
     if any(group.get("start_wd") is not None for group in groups):

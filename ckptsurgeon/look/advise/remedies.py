@@ -79,7 +79,8 @@ def _norm_first(signals: Mapping[str, int]) -> bool:
 
 def _skip(spike: Spike, back: int) -> Remedy:
     begin, end = max(back + 1, spike.first - AROUND), spike.first + AROUND
-    why = f"pass over the data of steps {begin} to {end}: with other data the same weights may hold"
+    span = f"steps {begin} to {end}"
+    why = f"do not train on the data of {span}: with other data the same weights may hold"
     base: dict[str, Any] = {"rollback": {"to": back}, "skip": [f"{begin}-{end}"]}
     return Remedy(
         "skip the data",
