@@ -80,14 +80,6 @@ class RunOrLogs:
                 return None
             raise
 
-    def words(self) -> list[str]:
-        """These options as they are typed, for the command that does the same again."""
-        each = (("--tb", self.tb), ("--tag", self.tag), ("--branch", self.branch))
-        many = [str(word) for option, values in each for value in values or ()
-                for word in (option, value)]  # fmt: skip
-        one = (("--rule", self.rule), ("--step", self.step), ("--order", self.order))
-        return [*many, *(word for option, value in one if value for word in (option, value))]
-
     def read(self, run: Run | None) -> Curves:
         """The curves in what the options name, else in the run's own logs."""
         from ckptsurgeon.logs import curves, rows
@@ -170,7 +162,7 @@ def advise(
     )
     next: Hint | None = None
     if chosen is not None and not written:
-        next = plan_of("recipe.yaml" if output is None else output, recipe, logs)
+        next = plan_of("recipe.yaml" if output is None else output, recipe)
     common.answer(
         lambda: advice(diagnosis, proposals, name, common.style, chosen, next),
         lambda: advice_json(diagnosis, proposals, None if run is None else str(run.root)),
@@ -181,10 +173,11 @@ def advise(
         raise typer.Exit(3)
 
 
-def plan_of(output: Path | str, number: int | None, logs: RunOrLogs) -> Hint:
-    """The command that writes the recipe of this number, or the first one, and shows its plan."""
+def plan_of(output: Path | str, number: int | None = None) -> Hint:
+    """The command that writes the recipe of this number, or the first one, and shows its plan, by
+    the logs that were typed."""
     words = ("advise", "-o", output, *(() if number is None else ("--recipe", number)))
-    return command(*words, *logs.words(), why="writes this recipe and shows its plan", real=True)
+    return command(*words, why="writes this recipe and shows its plan", real=True)
 
 
 def _chosen(proposals: Sequence[Proposal], number: int | None) -> Proposal | None:

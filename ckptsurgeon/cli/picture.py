@@ -61,7 +61,7 @@ def picture(
             [] if run is None else [proposal(run, item) for item in timeline.advice.remedies]
         )
         first = next((item for item in proposals if item.recipe is not None), None)
-        made = page(timeline, x, proposals, first, plan_of("recipe.yaml", None, logs))
+        made = page(timeline, x, proposals, first, plan_of("recipe.yaml"))
     else:
         made = draw(timeline, format, x, DARK if dark else LIGHT)
     if not common.dry_run:

@@ -13,7 +13,7 @@ from ckptsurgeon.cli.parameter_types import parameter_types
 from ckptsurgeon.hints import TYPED, Command
 from ckptsurgeon.operations.fields import Fields
 
-CARRIED = ("as_json", "allow_global", "tb", "log", "tag", "rule", "branch", "order")
+CARRIED = ("as_json", "allow_global", "tb", "log", "tag", "rule", "branch", "order", "step")
 """Options that mean the same in every command that has them from the same bundle."""
 
 
