@@ -170,8 +170,8 @@ def _unlike(path: Path, what: str) -> InterruptedSurgery:
 def _check_tail(root: Path, step: Tail, tails: Path) -> None:
     """Refuse to write bytes that are not ours, or after bytes that are not those of the plan."""
     path = root / step.file
-    size = sum(end - start for start, end in step.spans)
-    if tail_digest(tails, [(step.at, step.at + size)]) != step.digest:
+    end = step.at + step.size
+    if tails.stat().st_size < end or tail_digest(tails, [(step.at, end)]) != step.digest:
         raise _unlike(tails, f"the staged bytes of {step.file} are damaged")
     size = path.stat().st_size
     if not step.old_size <= size <= step.spans[-1][1]:

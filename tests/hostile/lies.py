@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Run, plan, plan_undo, surgery
 from ckptsurgeon.recipe.file import from_data
 from tests.support.snapshot import HOME
 from tests.support.tiny_run import make_run
@@ -76,15 +76,26 @@ def owned(place: Path, owner: int) -> Path:
 # --- receipts ------------------------------------------------------------------------------------
 
 
-def receipt(root: Path, **said: Any) -> None:
-    """The newest receipt says this, too."""
-    path = root / HOME / "receipts/0001/receipt.json"
+def receipt(root: Path, surgery: str = "0001", /, **said: Any) -> None:
+    """The receipt of this surgery says this, too."""
+    path = root / HOME / f"receipts/{surgery}/receipt.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
     (root / HOME / "staging/0001").mkdir(parents=True, exist_ok=True)
 
 
 def _inverse(*edits: Any) -> Lie:
     return lambda root, lead: receipt(root, inverse=_filled(edits, lead))
+
+
+def _undone(edit: dict[str, Any]) -> Lie:
+    """The surgery was undone, and the receipt of that says this."""
+
+    def lie(root: Path, lead: str) -> None:
+        run = Run.open(root)
+        surgery.apply(run, plan_undo(run, "0001"))
+        receipt(root, "0002", inverse=_filled([edit], lead))
+
+    return lie
 
 
 def _filled(value: Any, lead: str) -> Any:
@@ -203,6 +214,7 @@ def _copying(lead_in: str) -> Lie:
 
 
 UNDO = (("undo", "-n"), ("undo", "-y"))
+REDO = (("redo", "-n"), ("redo", "-y"), ("undo", "-y"), ("log",))
 RECOVER = (("recover", "-n"), ("recover",))
 PRUNE = (("prune", "--keep", "0", "-y"),)
 SET = (("set", "lr=1e-5", "-y"),)
@@ -213,6 +225,7 @@ SOURCES = {
     "receipt: id": Source(_id, (*PRUNE, *UNDO, *LOOK)),
     **{f"receipt: {k}": Source(_inverse(edit), (*UNDO, *PRUNE)) for k, edit in MOVES.items()},
     **{f"journal: {k}": Source(_step(edit), (*RECOVER, *SET)) for k, edit in MOVES.items()},
+    **{f"undo's receipt: {k}": Source(_undone(edit), REDO) for k, edit in MOVES.items()},
     "journal: append": Source(_step(TAIL), RECOVER),
     "journal: files": Source(
         lambda root, lead: journal(root, files=[lead], committed=False), (*RECOVER, *SET)

@@ -1,15 +1,12 @@
 """Root repairs a run of somebody who means harm: no secret gets out, no file changes its owner.
 
-The attacker may do anything in his own run at any moment. He does it between two given calls, and,
-in live races, whenever he gets to it."""
+The attacker may do anything in his own run at any moment; here he does it between two given calls.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,61 +18,26 @@ from ckptsurgeon.disk import owners
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.transaction import lock
 from tests.hostile.hostile_run import call
-from tests.hostile.watched import load_everything
+from tests.hostile.others_run import (
+    ATTACKER,
+    SECRET,
+    SHARD,
+    kept,
+    leaked,
+    mixed,
+    others_run,
+    shared,
+)
 from tests.support.snapshot import HOME
-from tests.support.tiny_run import make_run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root works in others' runs")
-ATTACKER = 65534
-SECRET = b"the secret of root alone"
-SHARD = "checkpoint-8/optimizer.pt"
 PLENTY = "lr=1e-5"
 
 
 @pytest.fixture
 def world() -> Iterator[Path]:
-    """The attacker's run, and a file beside it that root alone may read."""
-    load_everything()
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        place.chmod(0o755)
-        theirs = place / "theirs"
-        make_run(theirs / "run", steps=(4, 8))
-        for path in (theirs, *theirs.rglob("*")):
-            os.chown(path, ATTACKER, ATTACKER)
-        (place / "victim").mkdir()
-        (place / "secret").write_bytes(SECRET)
-        (place / "secret").chmod(0o600)
+    with others_run() as place:
         yield place
-
-
-def shared(world: Path) -> None:
-    """The shard has a second name, so that it is copied."""
-    os.link(world / "theirs/run" / SHARD, world / "theirs/backup")
-
-
-def mixed(world: Path) -> None:
-    """A part of the run is root's, so that root can't work as the owner of all."""
-    os.chown(world / "theirs/run/checkpoint-8/scheduler.pt", 0, 0)
-
-
-def leaked(folder: Path) -> list[Path]:
-    """Files in which the attacker could read the secret."""
-    found = []
-    for path in folder.rglob("*"):
-        info = path.lstat()
-        his = info.st_uid == ATTACKER or info.st_mode & stat.S_IROTH
-        if stat.S_ISREG(info.st_mode) and his and SECRET in path.read_bytes():
-            found.append(path)
-    return found
-
-
-def kept(world: Path) -> None:
-    """The secret is root's alone, under its one name, and nobody has a copy."""
-    info = (world / "secret").lstat()
-    assert (info.st_uid, stat.S_IMODE(info.st_mode), info.st_nlink) == (0, 0o600, 1)
-    assert (world / "secret").read_bytes() == SECRET
-    assert leaked(world / "theirs") == []
 
 
 # --- a fork --------------------------------------------------------------------------------------
@@ -213,95 +175,3 @@ def test_the_rights_of_root_are_back_afterwards(world: Path) -> None:
             pass
     call("set", PLENTY, "-C", run.root, "--yes")
     assert (os.geteuid(), os.getegid(), os.getgroups()) == (0, os.getgid(), groups)
-
-
-# --- live races ----------------------------------------------------------------------------------
-
-
-def attack(world: Path) -> None:
-    """Without end, as the attacker: swap the shard for a link and back, put a file of root's in the
-    place of each new name, and read all that can be read. What comes out is kept in `loot`."""
-    os.setgroups([])
-    os.setresgid(ATTACKER, ATTACKER, ATTACKER)
-    os.setresuid(ATTACKER, ATTACKER, ATTACKER)
-    run = world / "theirs/run"
-    shard, real, roots = run / SHARD, world / "theirs/real", world / "theirs/of root"
-    while True:
-        with contextlib.suppress(OSError):
-            shard.rename(real)
-            shard.symlink_to(world / "secret")
-        for path in (run / HOME).rglob("*"):
-            try:
-                if path.is_file() and SECRET in path.read_bytes():
-                    (world / "theirs/loot").write_text(str(path))
-                if path.name.startswith("lock."):
-                    path.rename(world / "theirs/away")
-                    roots.rename(path)
-                    time.sleep(0.0005)
-                    path.rename(roots)
-            except OSError:
-                continue
-        time.sleep(0.0005)
-        with contextlib.suppress(OSError):
-            real.rename(shard)
-        time.sleep(0.002)
-
-
-def race(world: Path, rounds: int) -> int:
-    """So many surgeries under attack; how many of them were done."""
-    run = world / "theirs/run"
-    roots = world / "theirs/of root"
-    roots.write_bytes(b"of root alone")
-    roots.chmod(0o600)
-    attacker = os.fork()
-    if attacker == 0:
-        try:
-            attack(world)
-        finally:
-            os._exit(1)
-    done = 0
-    try:
-        for number in range(rounds):
-            done += call("set", f"lr={number + 1}e-6", "-C", run, "--yes")[0] == 0
-            call("recover", "-C", run)
-            assert not (world / "theirs/loot").exists(), "a secret was read"
-            for path in (world / "theirs").rglob("*"):
-                try:
-                    ours = path.lstat().st_ino == roots_inode(world)
-                    assert not ours or path.lstat().st_uid == 0, "a file of root was given away"
-                except FileNotFoundError:
-                    continue
-    finally:
-        os.kill(attacker, 9)
-        os.waitpid(attacker, 0)
-    info = (world / "secret").lstat()
-    assert (info.st_uid, stat.S_IMODE(info.st_mode), info.st_nlink) == (0, 0o600, 1)
-    assert leaked(world / "theirs") == []
-    return done
-
-
-_inodes: dict[Path, int] = {}
-
-
-def roots_inode(world: Path) -> int:
-    """The file of root that the attacker moves about."""
-    if world not in _inodes:
-        _inodes[world] = (world / "theirs/of root").lstat().st_ino
-    return _inodes[world]
-
-
-@pytest.mark.parametrize("whose", ["the owner's", "mixed"])
-def test_a_live_race_gets_nothing(world: Path, whose: str) -> None:
-    shared(world)
-    if whose == "mixed":
-        mixed(world)
-    race(world, 25)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("whose", ["the owner's", "mixed"])
-def test_a_long_live_race_gets_nothing(world: Path, whose: str) -> None:
-    shared(world)
-    if whose == "mixed":
-        mixed(world)
-    race(world, 500)

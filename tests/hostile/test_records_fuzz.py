@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -150,3 +151,17 @@ def test_a_mutated_record_harms_nobody(worlds: tuple[Path, dict[str, Any]], kind
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_mutated_records_harm_nobody(worlds: tuple[Path, dict[str, Any]], kind: str) -> None:
     fuzzed(worlds, kind, range(1000, 3000))
+
+
+def test_a_journal_that_has_more_bytes_than_were_staged(
+    worlds: tuple[Path, dict[str, Any]],
+) -> None:
+    """None are made room for that are not there."""
+    template, documents = worlds
+    world = lies.copied(template, template.with_name("longer"))
+    document = copy.deepcopy(documents["journal"])
+    tail = [step for step in document["steps"] if step["kind"] == "Tail"][-1]
+    tail["spans"][-1][1] = 1 << 60
+    _write_journal(world / "run", document)
+    status, said = run_watched(world / "run", ["recover"])
+    assert status == 5 and "the staged bytes of" in said and "are damaged" in said
