@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
-# A module's fixtures are made once, so a module stays with one worker. tests/conftest.py puts the
+# One worker more than the two cores, since tests wait for processes and for the disk. A module's
+# fixtures are made once, so a module stays with one worker. tests/conftest.py puts the
 # longest first: then no worker is left alone with one of them at the end.
-WORKERS ?= 2
+WORKERS ?= 3
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The CPU accelerator must be named before DeepSpeed is imported; its compiled helpers are cached

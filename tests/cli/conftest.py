@@ -19,14 +19,15 @@ Surgeon = Callable[..., Result]
 PLAIN = {"NO_COLOR": None, "FORCE_COLOR": None, "CKPTSURGEON_RUN": None, "COLUMNS": "100"}
 
 
+def invoke(*words: object, input: str | None = None, **env: str) -> Result:
+    """`invoke("status", "-C", run)`: the result, with stdout, stderr and exit_code."""
+    runner = CliRunner(env={**PLAIN, **env})
+    return runner.invoke(app, [str(word) for word in words], input=input)
+
+
 @pytest.fixture
 def surgeon() -> Surgeon:
-    """`surgeon("status", "-C", run)`: the result, with stdout, stderr and exit_code."""
-
-    def invoke(*words: object, input: str | None = None, **env: str) -> Result:
-        runner = CliRunner(env={**PLAIN, **env})
-        return runner.invoke(app, [str(word) for word in words], input=input)
-
+    """`invoke`, for a test that calls it by this name."""
     return invoke
 
 

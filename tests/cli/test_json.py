@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Surgeon
+from tests.cli.conftest import Surgeon, invoke
 from tests.conftest import Trained
 from tests.support.launch import REPO
 
@@ -29,42 +31,51 @@ def documented() -> dict[str, list[str]]:
 OPTIMIZERS = "torch:global_step{step}/*_optim_states.pt=optimizer_state_dict.base_optimizer_state"
 
 
-@pytest.fixture
-def printed(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> dict[str, dict[str, Any]]:
+@pytest.fixture(scope="module")
+def documents(
+    _originals: Callable[[int, int, str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
     """Heading → the document that the command prints."""
-    root = trained()
-    recipe = tmp_path / "recipe.yaml"
+    folder = tmp_path_factory.mktemp("documents")
+    root = Path(shutil.copytree(_originals(1, 1, "fp32"), folder / "run", symlinks=True))
+    recipe = folder / "recipe.yaml"
     recipe.write_text("rollback: {to: 4}\nset: {lr: 5e-4}\nskip: [5-6]\n")
 
     def told(*words: object) -> dict[str, Any]:
-        result = surgeon(*words, "--json", "-C", root)
+        result = invoke(*words, "--json", "-C", root)
         document: dict[str, Any] = json.loads(result.stdout or result.stderr)
         return document
 
-    documents = {
+    found = {
         "plan": told("plan", recipe),
         "show": told("show", 4),
         "verify": told("verify"),
         "status": told("status"),
         "doctor": told("doctor", "--vitals"),
         "advise": told("advise"),
-        "report": told("report", "-o", tmp_path / "run.svg"),
+        "report": told("report", "-o", folder / "run.svg"),
         "diff": told("diff", 4, 8, "--tensors"),
         "recover": told("recover"),
         "relaunch": told("relaunch", "--dry-run"),
         "prune": told("prune", "--dry-run"),
         "unlock": told("unlock"),
-        "export": told("export", 4, "-o", tmp_path / "weights"),
-        "fork": told("fork", tmp_path / "branch", "--step", 4, "--copy", "--set", "seed=7"),
+        "export": told("export", 4, "-o", folder / "weights"),
+        "fork": told("fork", folder / "branch", "--step", 4, "--copy", "--set", "seed=7"),
         "check-format": told("check-format", OPTIMIZERS),
         "check-optimizer": told("check-optimizer", "torch.optim.SGD"),
         "error": told("show", 5),
     }
     applied = told("apply", recipe, "--yes")
-    assert applied.keys() == documents["plan"].keys()
-    documents["log"] = told("log")
-    documents["promise"] = documents["plan"]["promise"]
-    return documents
+    assert applied.keys() == found["plan"].keys()
+    found["log"] = told("log")
+    found["promise"] = found["plan"]["promise"]
+    return found
+
+
+@pytest.fixture
+def printed(documents: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The same, for a test that takes some of them out."""
+    return dict(documents)
 
 
 def test_the_documents_have_the_documented_keys(printed: dict[str, dict[str, Any]]) -> None:
@@ -89,9 +100,9 @@ def test_a_quiet_command_prints_the_document_it_was_asked_for(
     surgeon: Surgeon, trained: Trained
 ) -> None:
     root = trained()
-    make_unreadable = surgeon("status", "--json", "-C", root)
+    usual = surgeon("status", "--json", "-C", root)
     quiet = surgeon("status", "--json", "-q", "-C", root)
-    assert quiet.stdout == make_unreadable.stdout != ""
+    assert quiet.stdout == usual.stdout != ""
     assert surgeon("status", "-q", "-C", root).stdout == ""
     done = surgeon("set", "beta2=0.9", "--yes", "--json", "-q", "-C", root)
     assert json.loads(done.stdout)["verdict"] == "verified" and done.stderr == ""

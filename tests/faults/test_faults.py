@@ -60,21 +60,21 @@ def test_ctrl_c_at_every_call() -> None:
 def test_kill_at_every_call_of_a_recovery() -> None:
     sound(
         reports(
-            (ROLLBACK, faults_in_recovery, ("KILL",), (False,), 7),
-            (UNDO, faults_in_recovery, ("KILL",), (False,), 9),
+            (ROLLBACK, faults_in_recovery, ("KILL",), (False,), 14),
+            (UNDO, faults_in_recovery, ("KILL",), (False,), 18),
         ),
-        1000,
+        500,
     )
 
 
 def test_disk_errors_at_every_call_of_a_recovery() -> None:
     found = reports(
-        (ROLLBACK, faults_in_recovery, ("EIO", "FULL", "CTRL-C"), (False,), 17),
-        (UNDO, faults_in_recovery, ("EIO", "FULL", "CTRL-C"), (False,), 17),
-        (SET_LR, faults_in_recovery, ("EIO", "EINTR"), (True,), 17),
-        (UNDO_SET, faults_in_recovery, ("EIO", "EINTR"), (True,), 17),
+        (ROLLBACK, faults_in_recovery, ("EIO", "FULL", "CTRL-C"), (False,), 34),
+        (UNDO, faults_in_recovery, ("EIO", "FULL", "CTRL-C"), (False,), 34),
+        (SET_LR, faults_in_recovery, ("EIO", "EINTR"), (True,), 34),
+        (UNDO_SET, faults_in_recovery, ("EIO", "EINTR"), (True,), 34),
     )
-    sound(found, 1000)
+    sound(found, 500)
 
 
 def test_faults_while_threads_are_at_work() -> None:

@@ -36,8 +36,8 @@ from tests.support import (
     nemo_files,
 )
 from tests.support.dcp_trainers import CONFIG, Trainer, olmo, torchtitan
-from tests.support.in_process import InProcess, one_rank
-from tests.support.launch import REPO
+from tests.support.in_process import one_rank
+from tests.support.launch import REPO, launch
 from tests.support.tiny_attention import HIDDEN, LLAMA, LLAMA_NAMES, MEGATRON, OLMO, Layered
 from tests.support.universal import convert
 
@@ -68,7 +68,8 @@ def _bundled(root: Path) -> None:
 
     prefix = root.parent / "corpus"
     prepare_data(str(prefix), "byte", [], True)
-    InProcess(prefix, torch.device("cpu")).train(root, "train_iters=4", "save_interval=2")
+    words = (f"save={root}", f"data={prefix}", "train_iters=4", "save_interval=2")
+    launch("--config=train/configs/tiny.yaml", "--from-scratch", *words)
 
 
 def _torch_dcp(root: Path) -> None:

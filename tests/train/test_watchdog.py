@@ -46,7 +46,7 @@ def test_a_rank_that_waits_for_one_that_is_gone_leaves_with_its_stacks(
     corpus: Path, tmp_path: Path
 ) -> None:
     words = [f"save={tmp_path}", f"data={corpus}", "train_iters=100000", "save_interval=100000",
-             "watchdog=0.2"]  # fmt: skip
+             "watchdog=0.1"]  # fmt: skip
     port = free_port()
     with start(0, port, words) as waits, start(1, port, words) as stopped:
         try:
@@ -61,7 +61,7 @@ def test_a_rank_that_waits_for_one_that_is_gone_leaves_with_its_stacks(
             stopped.kill()
             waits.kill()
     assert waits.returncode == HUNG
-    assert "error: rank 0 has made no progress for 0.2 minutes" in said
+    assert "error: rank 0 has made no progress for 0.1 minutes" in said
     assert "all_reduce" in said.partition("where it hung:")[2]
     assert files(tmp_path) == before | {tmp_path / MARKER}
 
