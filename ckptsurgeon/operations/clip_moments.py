@@ -60,8 +60,7 @@ class ClipMoments(Section):
         ),
     ] = None
     params: Annotated[
-        str,
-        Key("only parameters whose names match", "--params REGEX", pattern=True),
+        str, Key("only parameters whose names match", "--params REGEX", pattern=True)
     ] = ""
 
     def check(self, recipe: Recipe) -> None:

@@ -41,16 +41,14 @@ class TensorBoard(Section):
     standing: ClassVar[bool] = True
     on_logs: ClassVar[bool] = True
 
-    truncate: Annotated[
-        bool,
-        Key("leave the event files alone in a rollback", "--no-truncate"),
-    ] = True
+    truncate: Annotated[bool, Key("leave the event files alone in a rollback", "--no-truncate")] = (
+        True
+    )
     after: Annotated[
         int | None, Key("cut the event files there without a rollback", value="step", limits=COUNT)
     ] = None
     keep: Annotated[
-        bool,
-        Key("do not keep the cut events as a run of their own", "--no-keep-tb"),
+        bool, Key("do not keep the cut events as a run of their own", "--no-keep-tb")
     ] = True
     keep_as: Annotated[
         str | None,
@@ -101,10 +99,7 @@ class TensorBoard(Section):
         int | None,
         Key("samples consumed there, where the logs do not say", "--samples N", limits=COUNT),
     ] = None
-    salvage: Annotated[
-        bool,
-        Key("drop damaged records instead of refusing", "--salvage"),
-    ] = False
+    salvage: Annotated[bool, Key("drop damaged records instead of refusing", "--salvage")] = False
     note: Annotated[bool, Key("do not write the surgery into the logs as a text")] = True
 
     def title(self, run: Run, step: int) -> list[str]:

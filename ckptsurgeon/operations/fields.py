@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.operations.key import Key
-from ckptsurgeon.operations.limits import FURTHER, Limits
+from ckptsurgeon.operations.limits import ANY, FURTHER
 
 F = TypeVar("F", bound="Fields")
 
@@ -79,7 +79,7 @@ class Fields:
                 value.check_values()
             elif name == self.rest[0]:
                 for further, number in value.items():
-                    limits = FURTHER.get(further, Limits())
+                    limits = FURTHER.get(further, ANY)
                     Key(limits=limits).check(full_key(kind, further), number)
             else:
                 key.check(full_key(kind, name), value)

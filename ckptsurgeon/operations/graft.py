@@ -48,13 +48,9 @@ class Graft(Section):
             limits=COUNT,
         ),
     ]
-    run: Annotated[
-        str,
-        Key("another run of the same layout", "--of DIR", value="folder"),
-    ] = ""
+    run: Annotated[str, Key("another run of the same layout", "--of DIR", value="folder")] = ""
     only: Annotated[
-        str,
-        Key("only this moment; Adam's step stays", "--only exp_avg", one_of=("exp_avg",)),
+        str, Key("only this moment; Adam's step stays", "--only exp_avg", one_of=("exp_avg",))
     ] = ""
     params: Annotated[
         str,

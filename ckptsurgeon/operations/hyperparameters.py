@@ -60,8 +60,7 @@ class Hyperparameters(Section):
         ),
     ] = None
     min_lr: Annotated[
-        float | str | None,
-        Key("the floor of the decay", "--min-lr LR", limits=RATE),
+        float | str | None, Key("the floor of the decay", "--min-lr LR", limits=RATE)
     ] = None
     warmup: Annotated[
         int | None,
@@ -120,25 +119,17 @@ class Hyperparameters(Section):
         Key("the number of the last finished step; the folder is not renamed", limits=COUNT),
     ] = None
     data_epoch: Annotated[
-        int | None,
-        Key(
-            "the pass through the data, where the loader counts batches (OLMo-core)",
-            limits=Limits(),
-        ),
+        int | None, Key("the pass through the data, where the loader counts batches (OLMo-core)")
     ] = None
     data_batches: Annotated[
-        int | None,
-        Key(
-            "the batches of that pass that are behind: the next one is read there", limits=Limits()
-        ),
+        int | None, Key("the batches of that pass that are behind: the next one is read there")
     ] = None
     position: Annotated[
         int | None,
         Key(
             "where the schedule stands: samples with Megatron's AnnealingLR "
             "(`num_steps`), the scheduler's steps elsewhere (`last_epoch`, "
-            "`last_batch_iteration`); the rate follows",
-            limits=Limits(),
+            "`last_batch_iteration`); the rate follows"
         ),
     ] = None
     batch_size: Annotated[

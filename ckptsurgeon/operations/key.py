@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files.expressions import check_pattern
-from ckptsurgeon.operations.limits import Limits
+from ckptsurgeon.operations.limits import ANY, Limits
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Key:
     flag: str = ""
     help: str = ""
     value: str = ""
-    limits: Limits | None = None
+    limits: Limits = ANY
     one_of: tuple[str, ...] = ()
     pattern: bool = False
 
@@ -53,7 +53,7 @@ class Key:
             raise unknown_value(value, self.one_of, name)
         elif self.pattern:
             check_pattern(name, value)
-        elif self.limits is not None and not isinstance(value, str):
+        elif not isinstance(value, str):
             limit = self.limits.broken(name.rpartition(".")[2], value)
             if limit is not None:
                 raise UsageError(f"`{name}` is {value}", next=limit)

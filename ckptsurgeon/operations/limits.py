@@ -44,6 +44,7 @@ def _meant(value: float) -> str:
     return f"; {lost:g}, if a minus was lost" if 1e-8 <= lost <= 1e-2 else ""
 
 
+ANY = Limits()
 RATE = Limits(least=0, most=100.0)
 """Far above what any published run used: SGD on language models has lr 30."""
 SHARE = Limits(least=0, below=1)

@@ -45,13 +45,11 @@ class SwapOptimizer(Section):
         ),
     ]
     momentum: Annotated[
-        float,
-        Key("momentum of SGDW [0.9]; 0 keeps no buffer", "--momentum M", limits=SHARE),
+        float, Key("momentum of SGDW [0.9]; 0 keeps no buffer", "--momentum M", limits=SHARE)
     ] = 0.9
-    keep: Annotated[
-        bool,
-        Key("start SGDW's buffer from Adam's exp_avg, not empty", "--keep"),
-    ] = False
+    keep: Annotated[bool, Key("start SGDW's buffer from Adam's exp_avg, not empty", "--keep")] = (
+        False
+    )
 
     def check(self, recipe: Recipe) -> None:
         both = ["reset"] if recipe[Reset].reset else []

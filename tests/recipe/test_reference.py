@@ -9,7 +9,6 @@ from typing import Any
 from ckptsurgeon.operations import kinds
 from ckptsurgeon.operations.fields import Fields, full_key, hints, keys
 from ckptsurgeon.operations.key import Key
-from ckptsurgeon.operations.limits import Limits
 from ckptsurgeon.recipe.file import HEADER
 from tests.support.launch import REPO
 
@@ -31,7 +30,7 @@ def value(kind: Any, name: str, key: Key) -> str:
         return "pattern"
     types = typing.get_args(hint) or (hint,)
     noun = NOUNS[types[0]]
-    return (key.limits or Limits()).words(noun) + (", `0.5x`" if {float, str} <= {*types} else "")
+    return key.limits.words(noun) + (", `0.5x`" if {float, str} <= {*types} else "")
 
 
 def rows(kind: type[Fields]) -> list[str]:
