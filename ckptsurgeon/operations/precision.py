@@ -22,7 +22,7 @@ from ckptsurgeon.operations.own_config import config_changes
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.scale import Scale
 from ckptsurgeon.operations.section import Changes, Recipe, Section
-from ckptsurgeon.plans.edits import Change, Computed, Renamed
+from ckptsurgeon.plans.edits import Change, Computed, NewName, Renamed
 from ckptsurgeon.run.run import Run
 
 
@@ -83,7 +83,7 @@ class Precision(Section):
             return config, []
         changes += of_settings(run, made.settings)
         changes += [
-            Change(run.relative(file), "file name", file.name, Renamed(name))
+            NewName(run.relative(file), "file name", file.name, Renamed(name))
             for file, name in made.names.items()
         ]
         return [*changes, *config], [made.launch] if made.launch else []

@@ -26,7 +26,15 @@ from ckptsurgeon.operations.rewarm import Hold, Ramp, window
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.operations.set_commands import keys, of_pairs
 from ckptsurgeon.operations.skip import Skip
-from ckptsurgeon.plans.edits import AnyChange, Aside, Change, Content, Relink, Rewrite, Span
+from ckptsurgeon.plans.edits import (
+    AnyChange,
+    Aside,
+    Content,
+    NewText,
+    Relink,
+    Rewrite,
+    Span,
+)
 from ckptsurgeon.run.run import Run
 
 
@@ -169,7 +177,7 @@ def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
                 changes.append(relinked(run, path, text) if link else _copy(run, path, text))
             continue
         old = whole_file.text(path)
-        changes.append(Change(run.relative(path), "latest", old, text))
+        changes.append(NewText(run.relative(path), "latest", old, text))
     if recipe.get(swap_optimizer.SwapOptimizer) is None:
         changes += swap_optimizer.saved_config(run, checkpoint)
     if not isinstance(run.format, NamesElsewhere):
@@ -236,14 +244,15 @@ def rollback(
     ckptsurgeon rollback --to 6
     ckptsurgeon rollback --to 6 --set lr=3e-5 --skip 7-8 --why "loss spike at 7"
     """
-    if (step is None) is (to is None):
-        if step is not None:
-            hints = [command("rollback", "--to", number) for number in dict.fromkeys((to, step))]
-            raise UsageError("both STEP and --to were given", next=hints)
+    if step is not None and to is not None:
+        hints = [command("rollback", "--to", number) for number in dict.fromkeys((to, step))]
+        raise UsageError("both STEP and --to were given", next=hints)
+    target = to if step is None else step
+    if target is None:
         raise UsageError("--to STEP is missing", next=command("status", why="list the steps"))
     refuse_both(logs)
     return Recipe(
-        Rollback((step if to is None else to) or 0),
+        Rollback(target),
         of_pairs(settings or ()),
         Reset(states_of(reset or ())),
         *window(hold, ramp),

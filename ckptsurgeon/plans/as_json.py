@@ -22,6 +22,8 @@ from ckptsurgeon.plans.edits import (
     Hole,
     Link,
     Move,
+    NewName,
+    NewText,
     Relink,
     Renamed,
     Replace,
@@ -38,9 +40,9 @@ from ckptsurgeon.plans.record_types import made
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Fill, Elements, Source, Computed, Checksum, Renamed, Each, Change, Aside, Span, Hole,
-        Content, Link, Rewrite, Relink, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise,
-        Plan, Receipt,
+        Fill, Elements, Source, Computed, Checksum, Renamed, Each, Change, NewText, NewName,
+        Aside, Span, Hole, Content, Link, Rewrite, Relink, Move, Replace, Append, Truncate, Tail,
+        Fingerprint, Promise, Plan, Receipt,
     )
 }  # fmt: skip
 
@@ -124,7 +126,10 @@ class _Reading:
                 values = {
                     k: self.known.get(k, self.value)(v) for k, v in document.items() if k != "kind"
                 }
-                return made(_KINDS[kind], values)
+                if kind in ("Computed", "Elements") and "told" in values:
+                    values["label"] = values.pop("told")  # as 1.0.0 called it
+                value = made(_KINDS[kind], values)
+                return _by_kind(value) if kind == "Change" and not value.path else value
             return {key: self.value(item) for key, item in document.items()}
         # A receipt of 10,000 shards says the same few names and keys 60,000 times.
         return sys.intern(document) if type(document) is str else document
@@ -141,6 +146,14 @@ class _Reading:
         if self.left < 0:
             raise ValueError(f"ranges of more than {MAX_KEYS} keys")
         return tuple(range(first, last + 1))
+
+
+def _by_kind(change: Change) -> Change:
+    """A change without a path as records have it in which these kinds had no names of their own."""
+    file, field, old, new = change.file, change.field, change.old, change.new
+    if isinstance(new, Renamed):
+        return NewName(file, field, old, new)
+    return NewText(file, field, old, new) if field == "latest" else change
 
 
 def _as_it_is(document: Any) -> Any:

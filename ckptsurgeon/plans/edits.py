@@ -50,8 +50,7 @@ class Fill:
 
 @dataclass(frozen=True)
 class Renamed:
-    """`Change.new` of a dict key that becomes `key`, its value staying; without a path, of a file
-    that gets the name `key` in its folder."""
+    """`Change.new` of a dict key that becomes `key`, its value staying; `NewName.new` of a file."""
 
     key: str
 
@@ -124,12 +123,11 @@ def each_path(path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 class Change:
     """One field in one place, or in several of one file that have the same old and new value.
 
-    In a shard, `path` is the key path inside its pickle (dict keys, list indices, attribute names),
-    in which one step may be `Each`; `paths` says where it leads. `new` may be `ZEROS`, `Elements`
-    or `Computed`, of the whole tensor or of its flattened `elements` [start, end), or a `Fill`. In
-    a text pointer, `path` is empty and the values are the whole text. `chunks` counts the pieces of
-    a tensor that is changed in all of them.
-    """
+    `path` is the key path inside the pickle of a shard (dict keys, list indices, attribute names),
+    in which one step may be `Each`; `paths` says where it leads, and where it is empty the file is
+    one value. `new` may be `ZEROS`, `Elements` or `Computed`, of the whole tensor or of its
+    flattened `elements` [start, end), or a `Fill`. `chunks` counts the pieces of a tensor that is
+    changed in all of them."""
 
     file: str
     field: str
@@ -153,6 +151,17 @@ class Change:
         if not any(isinstance(step, Each) for step in self.path):
             return [self]
         return [replace(self, path=path) for path in self.paths()]
+
+
+@dataclass(frozen=True)
+class NewText(Change):
+    """A small file of text, as a pointer is, whose whole text becomes `new`; `old` is None where
+    it is not there yet. It has no `path`."""
+
+
+@dataclass(frozen=True)
+class NewName(Change):
+    """A file that gets the name `new`, a `Renamed`, in its folder; it has no `path`."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +256,7 @@ class Relink:
     new: str
 
 
-AnyChange: TypeAlias = Change | Aside | Rewrite | Relink
+AnyChange: TypeAlias = Change | NewText | NewName | Aside | Rewrite | Relink
 
 
 # --- edits: what the disk gets -------------------------------------------------------------------

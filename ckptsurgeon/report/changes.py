@@ -13,8 +13,8 @@ from ckptsurgeon.plans.edits import (
     Aside,
     Change,
     Computed,
+    NewName,
     Relink,
-    Renamed,
     Rewrite,
 )
 from ckptsurgeon.report.style import MANY, Row, arrow, clean, count, names, value
@@ -65,7 +65,7 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
         wanted = repr(item.new)
         if isinstance(item.new, Computed):  # of each tensor from others, told in the same words
             name, wanted = "", item.new.label
-        if isinstance(item.new, Renamed) and not item.path:  # each file has a name of its own
+        if isinstance(item, NewName):  # each file has a name of its own
             groups.setdefault(("", "", ""), []).append(item)
             continue
         groups.setdefault((name, repr(item.old), wanted), []).append(item)
@@ -78,7 +78,7 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
         if old in (None, ABSENT, [], (), "") and new not in (None, ABSENT):
             sign, text = "+", value(label, new)
         files = len({item.file for item in group})
-        if isinstance(group[0].new, Renamed) and not group[0].path:
+        if isinstance(group[0], NewName):
             note = "" if files == 1 else f"and {count(files - 1, 'other file')}"
         elif group[0].path:
             places = sum(item.places for item in group)

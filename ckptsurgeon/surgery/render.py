@@ -16,8 +16,9 @@ from ckptsurgeon.plans.edits import (
     Edit,
     Link,
     Move,
+    NewName,
+    NewText,
     Relink,
-    Renamed,
     Replace,
     Rewrite,
     Span,
@@ -56,14 +57,14 @@ def render(
             copies[change.file] = change.content
         elif isinstance(change, Rewrite):
             logs.append(rewrite(run, change.file, change.content, id, new=change.new_file))
-        elif isinstance(change.new, Renamed) and not change.path:
-            named[change.file] = str(PurePosixPath(change.file).with_name(change.new.key))
+        elif isinstance(change, NewName):
+            named[change.file] = str(PurePosixPath(change.file).with_name(str(change.new)))
             shards.setdefault(change.file, [])
-        elif change.path or (checkpoint and run.root / change.file in checkpoint.archives):
-            shards.setdefault(change.file, []).append(change)
-        else:
+        elif isinstance(change, NewText):
             text = Content((str(change.new).encode(),))
             pointers.append(rewrite(run, change.file, text, id, new=change.old is None))
+        else:
+            shards.setdefault(change.file, []).append(change)
     rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
     copied = {file: _copied(content, rendered) for file, content in copies.items()}
     beside = _made_beside(run, copies, rendered)

@@ -14,11 +14,11 @@ from ckptsurgeon.plans.edits import (
     AnyChange,
     Append,
     Aside,
-    Change,
     Content,
     Edit,
     Inverse,
     Move,
+    NewText,
     Relink,
     Replace,
     Span,
@@ -209,7 +209,7 @@ def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[AnyChange], lis
                 links.append(rollback.relinked(run, path, text))
             continue
         old = whole_file.text(path)
-        changes.append(Change(file, "latest", old, text))
+        changes.append(NewText(file, "latest", old, text))
         edits.append(rewrite(run, file, Content((text.encode(),)), id, new=old is None))
     return [*links, *changes], [*relinked(run, links, id), *edits]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import command, shell
-from ckptsurgeon.plans.edits import Change, Move
+from ckptsurgeon.plans.edits import Move, NewText
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
@@ -176,7 +176,7 @@ def _refuse_lost(run: Run, receipt: Receipt) -> None:
             next=ROLLBACK,
         )
     for change in receipt.changes:
-        if isinstance(change, Change) and change.file in lost and isinstance(change.new, str):
+        if isinstance(change, NewText) and change.file in lost:
             raise SurgeryError(
                 f"{change.file}, which receipt {receipt.id} changed, no longer exists",
                 next=shell(

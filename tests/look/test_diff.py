@@ -17,7 +17,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.look.diff.diff import Diff, diff
 from ckptsurgeon.look.diff.sides import Side
 from ckptsurgeon.look.diff.surgery import of_receipt
-from ckptsurgeon.plans.edits import Aside, Change, Rewrite
+from ckptsurgeon.plans.edits import Aside, Change, NewText, Rewrite
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.style import Style
 from tests.conftest import Trained
@@ -136,7 +136,7 @@ def test_a_run_and_its_branch_differ_in_steps_pointers_and_the_edit(
     assert of_diff(found) == of_plan(made.changes, of_diff(found))
     gone = [c.file for c in found.changes if isinstance(c, Aside) and c.field == "checkpoint"]
     assert gone == ["global_step6", "global_step8"]
-    assert Change("latest", "latest", "global_step8", "global_step4") in found.changes
+    assert NewText("latest", "latest", "global_step8", "global_step4") in found.changes
     text = report.diff(found, Style())
     assert "- 6 8                    only in run" in text and "attic" not in text
     back = diff(Side(Run.open(branch), None), Side(Run.open(root), None))

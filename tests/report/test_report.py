@@ -22,6 +22,7 @@ from ckptsurgeon.plans.edits import (
     Content,
     Edit,
     Move,
+    NewText,
     Replace,
     Rewrite,
     Span,
@@ -49,8 +50,8 @@ def _lr(shard: int) -> list[AnyChange]:
 
 CHANGES: tuple[AnyChange, ...] = (
     *(Aside(f"global_step{step}", "checkpoint") for step in (6600, 6900, 7200)),
-    Change("latest", "latest", "global_step7200", "global_step6210"),
-    Change("latest_checkpointed_iteration.txt", "latest", "7200", "6210"),
+    NewText("latest", "latest", "global_step7200", "global_step6210"),
+    NewText("latest_checkpointed_iteration.txt", "latest", "7200", "6210"),
     *_lr(0),
     *_lr(1),
     Change("global_step6210/model0.pt", "skip", [], [[6900, 7010]], ("skip_ranges",)),

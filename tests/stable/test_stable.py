@@ -16,6 +16,8 @@ from ckptsurgeon.errors import (
     UsageError,
     VerificationFailed,
 )
+from ckptsurgeon.plans.as_json import from_json, to_json
+from ckptsurgeon.plans.edits import Change, Computed, Elements, NewName, NewText, Renamed
 from tests.cli.conftest import Surgeon
 from tests.cli.conftest import surgeon as surgeon
 from tests.stable.make import DOCUMENTS, ROOT, api, unpack
@@ -115,3 +117,40 @@ def test_the_exit_codes_are_those_of_the_page() -> None:
     assert [int(code) for code, _ in rows] == [0, 1, 2, 3, 4, 5, 130]
     errors = (SurgeryError, UsageError, VerificationFailed, InterruptedSurgery)
     assert [error.exit_code for error in errors] == [1, 2, 4, 5]
+
+
+PLACE = {"kind": "Change", "file": "f", "field": "x", "path": ["a"], "elements": None}
+WHOLE = {**PLACE, "path": []}
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ({**WHOLE, "field": "latest", "old": "3", "new": "2"}, NewText("f", "latest", "3", "2")),
+        ({**WHOLE, "field": "latest", "old": None, "new": "2"}, NewText("f", "latest", None, "2")),
+        (
+            {**WHOLE, "old": "f", "new": {"kind": "Renamed", "key": "g"}},
+            NewName("f", "x", "f", Renamed("g")),
+        ),
+        ({**WHOLE, "old": 3, "new": 2}, Change("f", "x", 3, 2)),
+        (
+            {**PLACE, "old": 1, "new": {"kind": "Elements", "data": {"base64": ""}, "told": "t"}},
+            Change("f", "x", 1, Elements(b"", "t"), ("a",)),
+        ),
+        (
+            {
+                **PLACE,
+                "old": 1,
+                "new": {
+                    "kind": "Computed", "rule": "copy", "dtype": "float32", "size": 0,
+                    "terms": [], "numbers": [], "via": "", "told": "t",
+                },
+            },
+            Change("f", "x", 1, Computed("copy", "float32", 0, (), label="t"), ("a",)),
+        ),
+    ],
+)  # fmt: skip
+def test_a_change_as_1_0_0_wrote_it_is_read(written: dict[str, Any], meant: Change) -> None:
+    read = from_json(written)
+    assert (type(read), read) == (type(meant), meant)
+    assert from_json(json.loads(json.dumps(meant, default=to_json))) == meant

@@ -28,7 +28,7 @@ from ckptsurgeon.plans.edits import (
     Elements,
     Fill,
     Key,
-    Renamed,
+    NewName,
 )
 
 Self = TypeVar("Self", bound="Trees")
@@ -170,8 +170,8 @@ class Trees:
             if isinstance(change, Change) and (file := files.get(change.file)) is not None:
                 if isinstance(change.new, (Fill, Elements, Computed)):
                     continue
-                if isinstance(change.new, Renamed) and not change.path:
-                    names[file] = file.with_name(change.new.key)
+                if isinstance(change, NewName):
+                    names[file] = file.with_name(str(change.new))
                     continue
                 paths: Iterable[tuple[Key, ...]] = change.paths()
                 if change.new == ZEROS:

@@ -19,7 +19,7 @@ from ckptsurgeon.look.diff.files import Difference, compare
 from ckptsurgeon.look.diff.sides import Side
 from ckptsurgeon.look.diff.tensors import Tensors
 from ckptsurgeon.look.diff.versions import Version
-from ckptsurgeon.plans.edits import ABSENT, AnyChange, Aside, Change, Rewrite
+from ckptsurgeon.plans.edits import ABSENT, AnyChange, Aside, Change, NewText, Rewrite
 from ckptsurgeon.plans.edits import Content as NewBytes
 from ckptsurgeon.progress import Progress
 
@@ -155,7 +155,7 @@ def texts(ones: Mapping[str, Version], others: Mapping[str, Version]) -> Sequenc
         mine, its = _mapping(name, old), _mapping(name, new)
         if mine is None or its is None:
             field = "config" if PurePath(name).suffix == YAML else "latest"
-            out.append(Change(name, field, old, new))
+            out.append(NewText(name, field, old, new))
             continue
         for key in dict.fromkeys([*mine, *its]):
             was, now = mine.get(key, ABSENT), its.get(key, ABSENT)

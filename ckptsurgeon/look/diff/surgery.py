@@ -18,8 +18,8 @@ from ckptsurgeon.look.diff.versions import TREES, Version
 from ckptsurgeon.plans.edits import (
     AnyChange,
     Aside,
-    Change,
     Move,
+    NewText,
     Relink,
     Replace,
     Rewrite,
@@ -160,8 +160,8 @@ class _Found:
 def _is_pointer(change: AnyChange) -> bool:
     """Whether it says alone what it made of its file: of a pointer, which the trainer sets anew at
     each save, and of a link. A pointer that stays as it is was not changed."""
-    if isinstance(change, Change):
-        return change.field == "latest" and not change.path and change.old != change.new
+    if isinstance(change, NewText):
+        return change.old != change.new
     return isinstance(change, Relink) or (isinstance(change, Rewrite) and change.field == "latest")
 
 
