@@ -80,7 +80,7 @@ class Average(Section):
     def check(self, recipe: Recipe) -> None:
         if bool(self.steps) == (self.last is not None):
             raise UsageError(
-                "an average has either `steps` or `last`",
+                "`average` takes either `steps` or `last`",
                 next=command("average", "--last", "3", why="in a recipe last: 3"),
             )
         numbers = self._numbers("steps", self.steps, int)
@@ -197,8 +197,7 @@ def _refuse_codes(checkpoint: Checkpoint) -> None:
     for place in (place for kind in MOMENTS for place in checkpoint.locate(kind)):
         if isinstance(place.value, Tensor) and place.value.dtype not in ITEM:
             raise SurgeryError(
-                f"{place.file.name}: the moments are {place.value.dtype}, which nothing is "
-                "computed of",
+                f"{place.file.name}: the moments are {place.value.dtype}, which can't be averaged",
                 next="moments: last, or zero",
             )
 

@@ -66,7 +66,7 @@ class ClipMoments(Section):
     def check(self, recipe: Recipe) -> None:
         if (self.above is None) == (self.percentile is None):
             raise UsageError(
-                "clip_moments has either `above` or `percentile`",
+                "`clip_moments` takes either `above` or `percentile`",
                 next=command("clip-moments", "--above", "100", why="in a recipe above: 100"),
             )
         if "moments" in recipe[Reset].reset:
@@ -115,7 +115,8 @@ def _single(value: float) -> float:
 def _source(run: Run, checkpoint: Checkpoint, part: Part) -> Source:
     if part.place.value.dtype not in ITEM:
         raise SurgeryError(
-            f"{part.parameter}: its exp_avg_sq is {part.place.value.dtype}, no plain float",
+            f"{part.parameter}: its exp_avg_sq is {part.place.value.dtype}, and only plain floats "
+            "can be clipped",
             next=command("reset", "moments"),
         )
     return source(run, checkpoint, part.place, part.start, part.end)
@@ -198,7 +199,7 @@ class _Entries:
                 data = file.read(min(left, SLICE * item))
                 if not data:
                     raise SurgeryError(
-                        f"{each.file} became shorter while it was read",
+                        f"{each.file} shrank while it was being read",
                         next="stop what writes to the run, and try again",
                     )
                 left -= len(data)

@@ -37,7 +37,7 @@ def refuse_weightless(checkpoint: Checkpoint, parameters: Mapping[Parameter, Kin
     keeps weights of its own, of which it is not known whose they are."""
     if not any(kinds.keys() & {"weights", "master"} for kinds in parameters.values()):
         raise SurgeryError(
-            f"the weights of {checkpoint.path.name} are in files that are not edited here",
+            f"the weights of {checkpoint.path.name} are in files that ckptsurgeon does not edit",
             next="graft, clip_moments and reset work on its moments",
         )
     if any("master" in kinds for kinds in parameters.values()):
@@ -76,7 +76,7 @@ def refuse_second_copies(run: Run, checkpoint: Checkpoint, parts: Sequence[Part]
     for where, path in named_copies(run, checkpoint, parts):
         moments = "graft, clip_moments and reset work on the moments"
         raise SurgeryError(
-            f"{where} has the weights once more, as an average of them has, and would stay as it "
+            f"{where} holds a second copy of the weights, as an average does, and would stay as it "
             "is; which of the two is trained is not known here",
             next=moments if path else [f"move {where} out of the run if no load needs it", moments],
         )
@@ -123,7 +123,7 @@ def covering(part: Part, masters: Sequence[Part]) -> Sequence[Part]:
         at += stretch.end - stretch.start
     if at - part.first != size:
         raise SurgeryError(
-            f"{part.parameter}: its {size} weights have masters for {at - part.first}",
+            f"{part.parameter} has {size} weights and {at - part.first} fp32 masters",
             next=command("verify", "--level", "3", why="list what contradicts itself"),
         )
     return masters
@@ -163,7 +163,7 @@ def change(
     tensor = part.place.value
     if tensor.dtype not in ITEM:
         raise SurgeryError(
-            f"{part.parameter}: its {part.kind} are {tensor.dtype}, which nothing is computed of",
+            f"{part.parameter}: its {part.kind} are {tensor.dtype}, which can't be computed with",
             next="reset the moments, or train with an optimizer that keeps floats",
         )
     size = (part.end - part.start) * ITEM_BYTES[tensor.dtype]

@@ -70,7 +70,7 @@ class Cooldown(Section):
 
     def check(self, recipe: Recipe) -> None:
         if (self.steps is None) == (self.percent is None):
-            raise UsageError("a cooldown has either `steps` or `percent`", next="percent: 10")
+            raise UsageError("`cooldown` takes either `steps` or `percent`", next="percent: 10")
         refuse_both(recipe, self.key)
 
     def settled(self, state: State) -> Cooldown:
@@ -157,7 +157,7 @@ def samples_to(run: Run, recipe: Recipe, state: State, steps: int) -> int | None
     if state.batch_size is None or state.promise.consumed_samples is None:
         if settings.batch_size is not None:
             raise UsageError(
-                "the trainer counts steps, and `set.batch_size` counts them anew",
+                "`set.batch_size` renumbers the steps that the cooldown counts",
                 next="apply a recipe with `set: {batch_size}` alone, and then the other one",
             )
         return None

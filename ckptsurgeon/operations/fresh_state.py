@@ -45,7 +45,7 @@ def renewed(checkpoint: Checkpoint) -> list[Renewal]:
         known = recognise(each, checkpoint.known)
         if known.refused:
             raise SurgeryError(
-                f"{each.file.name}: {known.name} can't begin anew in place: {known.refused}",
+                f"{each.file.name}: {known.name} can't be made anew in place: {known.refused}",
                 next=WITHOUT,
             )
         rest += _counters(each, known)

@@ -60,7 +60,7 @@ class Graft(Section):
     def check(self, recipe: Recipe) -> None:
         if self.only == "exp_avg_sq":
             raise UsageError(
-                "grafting only exp_avg_sq is refused: the exp_avg that stays may be many times its "
+                "exp_avg_sq can't be grafted alone: the exp_avg that stays may be many times its "
                 "root, and so would the next updates be",
                 next="graft moments, or graft moments --only exp_avg",
             )
@@ -219,7 +219,7 @@ def _difference(own: list[tuple[Any, ...]], theirs: list[tuple[Any, ...]]) -> st
 def _other_layout(name: str, difference: str = "") -> SurgeryError:
     more = f": {difference}" if difference else ""
     return SurgeryError(
-        f"{name} is cut or kept in another way in the two steps{more}",
+        f"{name} is split or stored differently in the two steps{more}",
         next="graft from a step that the same model saved at the same parallel sizes",
     )
 

@@ -79,7 +79,7 @@ def _mean(checkpoint: Checkpoint, replica: Replica) -> bytes:
     dtypes = {copy.place.value.dtype for copy in replica.copies}
     if len(dtypes) > 1:
         raise SurgeryError(
-            f"{replica.parameter}: its copies are of {' and '.join(sorted(dtypes))}",
+            f"{replica.parameter}: its copies differ in type: {' and '.join(sorted(dtypes))}",
             next=command("verify", "--level", "3", why="list what contradicts itself"),
         )
     dtype = dtypes.pop()

@@ -76,8 +76,7 @@ class Reset(Section):
             )
         if only == "exp_avg_sq":
             raise UsageError(
-                "resetting only exp_avg_sq is refused: the next update would be up to 79,500 times "
-                "lr",
+                "exp_avg_sq can't be reset alone: the next update would be up to 79,500 times lr",
                 next="reset moments, or reset moments --only exp_avg",
             )
 

@@ -139,7 +139,7 @@ def window(hold: int | None, ramp: int | None) -> list[Section]:
     for option, iterations in (("--rewarm", hold), ("--rewarm-ramp", ramp)):
         if iterations is not None and iterations < 1:
             raise UsageError(
-                f"{option} is {iterations}, and it is at least 1",
+                f"{option} is {iterations}; it must be at least 1",
                 next="leave it out; a window that is open is closed by a recipe with "
                 "`rewarm: {iterations: 0}`",
             )

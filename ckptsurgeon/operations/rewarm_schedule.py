@@ -56,7 +56,7 @@ class RewarmSchedule(Section):
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         if not checkpoint.locate("position"):
             raise SurgeryError(
-                "this checkpoint keeps no position of a scheduler that could start again",
+                "this checkpoint keeps no scheduler position, so the schedule can't start again",
                 next="start a new run from these weights, with the new schedule in its config",
             )
         warmup, end = self.warmup, self.warmup + self.decay

@@ -111,7 +111,7 @@ class Repair(Section):
         over = [str(newer) for newer in run.steps() if newer > checkpoint.step]
         if over and not run.format.pointers(run.root, checkpoint.step):
             raise SurgeryError(
-                "its trainer keeps no pointer, and resumes the highest step",
+                "the trainer keeps no pointer and resumes the highest step",
                 next=command("rollback", "--to", checkpoint.step, why="moves the later ones away"),
             )
         if self.to is None and over:

@@ -73,7 +73,7 @@ class Scale(Section):
         if self.qk_clip is not None:
             if self.by is not None:
                 raise UsageError(
-                    "`scale.by` and `scale.qk_clip` both say by how much", next="drop one of them"
+                    "`scale.by` and `scale.qk_clip` both give the factor", next="drop one of them"
                 )
             if self.moments == "zero":
                 raise UsageError(

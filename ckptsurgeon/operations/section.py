@@ -82,7 +82,7 @@ class Recipe:
     def __init__(self, *sections: Section, name: str = "", why: str = "") -> None:
         for section in sections:
             if not isinstance(section, Section):
-                raise UsageError(f"{section!r} is no section of a recipe", next="docs/api.md")
+                raise UsageError(f"{section!r} is not a section of a recipe", next="docs/api.md")
         self.given: dict[type[Section], Section] = {type(item): item for item in sections}
         self.name: str = converted(str, name, "name")
         self.why: str = converted(str, why, "why")

@@ -44,7 +44,7 @@ class Setter(PlaceChanges):
         given = {key: values[key] for key in SCHEDULE if key in values}
         if "position" in given and not self.checkpoint.locate("position"):
             raise SurgeryError(
-                "this checkpoint keeps no position of a scheduler that could be set",
+                "this checkpoint keeps no scheduler position to set",
                 next="its trainer derives it from a counter: set iteration or consumed_samples",
             )
         if "lr" in given:

@@ -69,8 +69,8 @@ class SwapOptimizer(Section):
         named = checkpoint.locate("optimizer")
         if not named:
             raise SurgeryError(
-                f"{checkpoint.path.name} does not say which optimizer its state is of, so its "
-                "trainer would load one's state into the other",
+                f"{checkpoint.path.name} does not say which optimizer its state belongs to, so "
+                "its trainer would load one's state into the other",
                 next=run.format.advise("optimizer", self.to),
             )
         if all(place.value == self.to for place in named):
@@ -130,7 +130,7 @@ def _to_sgdw(run: Run, checkpoint: Checkpoint, section: SwapOptimizer) -> list[A
 def _to_adamw(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
     if not checkpoint.locate("betas") or not checkpoint.locate("eps"):
         raise UsageError(
-            "the param groups keep no betas and eps: this run was never Adam's",
+            "the param groups keep no betas and eps: this run never used Adam",
             next="start the trainer with optimizer=adamw and new state",
         )
     changes: list[AnyChange] = [

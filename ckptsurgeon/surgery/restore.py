@@ -125,7 +125,7 @@ def _appended(run: Run, receipt: Receipt, tail: Tail) -> Append:
     spans = [(tail.at, tail.at + tail.size)]
     if not path.is_file() or assumptions.tail_digest(path, spans) != tail.digest:
         raise SurgeryError(
-            f"{path}: the bytes that {receipt.id} cut off {tail.file} are not there any more",
+            f"{path}: the bytes that {receipt.id} cut off {tail.file} are gone",
             next=f"restore {path} from a copy of the run",
         )
     with path.open("rb") as file:

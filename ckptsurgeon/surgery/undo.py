@@ -141,7 +141,7 @@ def _undone(run: Run, done: Sequence[Receipt], id: str | None) -> Receipt:
     if not chosen.inverse:
         recipe = run.root / receipts.receipt_file(chosen.undoes or "")
         raise SurgeryError(
-            f"undo {chosen.id} kept nothing of what it took away: an older ckptsurgeon did it",
+            f"undo {chosen.id} kept nothing of what it took away: an older ckptsurgeon made it",
             next=f"the surgery again, by the recipe in {recipe.with_name('recipe.json')}",
         )
     return chosen

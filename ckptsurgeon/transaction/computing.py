@@ -200,7 +200,7 @@ def _refuse_short(root: Path, group: Group, numbers: Sequence[memoryview], count
     for source, data in zip(group, numbers, strict=True):
         if len(data) < count * ITEM.get(source.dtype, 1):
             raise SurgeryError(
-                f"{root / source.file} became shorter while it was read", next="try again"
+                f"{root / source.file} shrank while it was being read", next="try again"
             )
 
 

@@ -56,6 +56,6 @@ def _span(path: Path, start: int, end: int) -> Iterator[bytes]:
         while start < end:
             data = file.read(min(end - start, CHUNK))
             if not data:
-                raise SurgeryError(f"{path} became shorter while it was read", next="try again")
+                raise SurgeryError(f"{path} shrank while it was being read", next="try again")
             yield data
             start += len(data)

@@ -62,7 +62,7 @@ def test_no_pointer_is_said_to_be_set_where_the_trainer_keeps_none(
     assert surgeon("repair-latest", "--yes", "-C", tmp_path).stdout.startswith("nothing to do")
     refused = surgeon("repair-latest", "--to", "2", "--yes", "-C", tmp_path)
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "its trainer keeps no pointer, and resumes the highest step" in refused.stderr
+    assert "the trainer keeps no pointer and resumes the highest step" in refused.stderr
     assert "rollback --to 2    moves the later ones away" in refused.stderr
 
 

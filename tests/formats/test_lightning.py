@@ -357,7 +357,9 @@ def test_the_average_of_a_callback_is_not_what_is_trained(tmp_path: Path) -> Non
     )  # fmt: skip
     trainer.fit(Module(), torch.utils.data.DataLoader(torch.rand(32, 4), batch_size=4))
     for recipe in ({"scale": {"params": "weight", "by": 0.5}}, {"average": {"last": 2}}):
-        with pytest.raises(SurgeryError, match="current_model_state has the weights once more"):
+        with pytest.raises(
+            SurgeryError, match="current_model_state holds a second copy of the weights"
+        ):
             surgery.plan(Run.open(tmp_path), from_data(recipe))
     surgery.plan(Run.open(tmp_path), from_data({"graft": {"step": 2}}))
     (note,) = export(Run.open(tmp_path), 4, tmp_path.with_name("weights of it")).notes

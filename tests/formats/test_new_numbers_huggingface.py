@@ -294,7 +294,7 @@ def test_what_cannot_be_computed_is_refused(run: Path) -> None:
     with pytest.raises(DamagedFile, match="the tensors end at byte"):
         surgery.plan(Run.open(run), from_data({"scale": {"params": "attn", "by": 2.0}}))
     (folder / "model.safetensors").unlink()
-    refused({"scale": {"params": "attn", "by": 2.0}}, "in files that are not edited here")
+    refused({"scale": {"params": "attn", "by": 2.0}}, "in files that ckptsurgeon does not edit")
     shutil.rmtree(folder)
     shutil.copytree(run / "aside", folder)
     shutil.rmtree(run / "aside")

@@ -121,7 +121,7 @@ def test_a_cooldown_takes_the_batches_that_the_same_recipe_sets(tmp_path: Path) 
     surgery.apply(Run.open(root), made)
     assert plan(Run.open(root), from_data(recipe)).empty
     hugging_face(tmp_path / "transformers")
-    with pytest.raises(UsageError, match=r"`set\.batch_size` counts them anew"):
+    with pytest.raises(UsageError, match=r"`set\.batch_size` renumbers the steps"):
         plan(
             Run.open(tmp_path / "transformers"),
             from_data({"set": {"batch_size": 4}, "cooldown": {"steps": 2}}),

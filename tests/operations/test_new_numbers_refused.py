@@ -75,7 +75,7 @@ def test_what_is_wrong_with_another_run_is_told_of_that_run(
     other = torchtitan(tmp_path / "an other")
     for recipe, what, then in (
         ({"step": 3, "run": str(other)}, "step 3 is not saved in", f"-C '{other}' status"),
-        ({"step": 4, "run": str(other)}, "is cut or kept in another way", "the same parallel"),
+        ({"step": 4, "run": str(other)}, "is split or stored differently", "the same parallel"),
     ):
         with pytest.raises(SurgeryError, match=what) as refused:
             plan(Run.open(root), from_data({"graft": recipe}))
@@ -95,7 +95,7 @@ def test_a_graft_from_half_a_step_leads_to_another(trained: Trained) -> None:
 def test_steps_of_another_layout_are_refused(trained: Trained, tmp_path: Path) -> None:
     root = trained(ranks=2, zero=1)
     other = torchtitan(tmp_path / "titan")
-    with pytest.raises(SurgeryError, match="cut or kept in another way"):
+    with pytest.raises(SurgeryError, match="split or stored differently"):
         plan(Run.open(root), from_data({"graft": {"step": 4, "run": str(other)}}))
 
 

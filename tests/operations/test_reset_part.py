@@ -60,7 +60,7 @@ def test_exp_avg_alone_is_zeroed_with_the_step_kept(trained: Trained) -> None:
 
 def test_what_can_not_be_reset_in_part_is_refused(trained: Trained) -> None:
     run = Run.open(trained())
-    with pytest.raises(UsageError, match="resetting only exp_avg_sq is refused"):
+    with pytest.raises(UsageError, match="exp_avg_sq can't be reset alone"):
         part(only="exp_avg_sq")
     with pytest.raises(UsageError, match=r"`moments\.only` is 'exp_av'"):
         part(only="exp_av")

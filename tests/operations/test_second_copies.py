@@ -73,7 +73,7 @@ def test_a_callback_keeps_an_average(tmp_path: Path, more: Any, where: str) -> N
     for recipe in (AVERAGE, SCALE):
         with pytest.raises(SurgeryError) as refused:
             surgery.plan(Run.open(root), from_data(recipe))
-        assert refused.value.what.startswith(f"{where} has the weights once more")
+        assert refused.value.what.startswith(f"{where} holds a second copy of the weights")
     surgery.plan(Run.open(root), from_data({"graft": {"step": 2}}))
     done = export(Run.open(root), 4, tmp_path / "weights")
     assert [note for note in done.notes if where in note] == list(done.notes) != []
@@ -142,7 +142,9 @@ def test_the_script_saves_an_average_beside(trained: Trained, zero: int) -> None
     weights = [p.parameter for p in run.checkpoint(8).parts() if p.kind in ("weights", "master")]
     torch.save({f"module.{name}": torch.ones(2) for name in weights}, folder / "ema.pt")
     for recipe in (AVERAGE, SCALE):
-        with pytest.raises(SurgeryError, match=r"^global_step8/ema\.pt has the weights once more"):
+        with pytest.raises(
+            SurgeryError, match=r"^global_step8/ema\.pt holds a second copy of the weights"
+        ):
             surgery.plan(Run.open(root), from_data(recipe))
     (folder / "ema.pt").unlink()
     ema = {"decay": 0.99, "weights": {name: torch.ones(2) for name in weights}}

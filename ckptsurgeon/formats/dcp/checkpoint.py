@@ -72,9 +72,9 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
             return
         if names := [name for name in self.saved.items if FOREIGN.search(name)]:
             raise NotUnderstood(
-                f"{self.path.name} is called as a step of {self.trainer} is, and is none: it holds "
-                f"{names[0]}, and nothing of the name {self.prefix}*; a page with `loader: dcp` "
-                "can say what is whose (docs/described.md)",
+                f"{self.path.name} is named like a step of {self.trainer} but is not one: it holds "
+                f"{names[0]}, and nothing named {self.prefix}*; a page with `loader: dcp` can say "
+                "what is whose (docs/described.md)",
                 next=command("check-format", "FILE", why="tries your page; then --format FILE"),
             )
 

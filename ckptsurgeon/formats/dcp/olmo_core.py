@@ -147,7 +147,7 @@ class OlmoCoreCheckpoint(DcpCheckpoint, HasHeads):
         new, peak = float(values["lr"]), self.peak()
         if not peak:
             raise SurgeryError(
-                "the learning rate that was saved is 0, so no factor leads to another",
+                "the saved learning rate is 0, which no factor can change",
                 next=f"relaunch the trainer with {flags} and a scheduler",
             )
         places = self.locate("lr")

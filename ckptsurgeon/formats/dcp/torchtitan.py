@@ -41,7 +41,7 @@ class TorchtitanCheckpoint(DcpCheckpoint):
         new, peak = float(values["lr"]), self.peak()
         if not peak:
             raise SurgeryError(
-                "the learning rate that was saved is 0, so no factor leads to another",
+                "the saved learning rate is 0, which no factor can change",
                 next=f"relaunch the trainer with {self.options['lr']} {new:g}",
             )
         settings = [Setting("lr", p, p.value * (new / peak)) for p in self.locate("lr")]

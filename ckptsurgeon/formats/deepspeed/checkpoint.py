@@ -98,8 +98,8 @@ class DeepSpeedCheckpoint(
             return deepspeed.reschedule(self, self.config(), values)
         if schedule is not None and not is_megatron(schedule):
             raise SurgeryError(
-                "the class of the saved scheduler is not known, so what it makes of an lr "
-                "is not either",
+                "the class of the saved scheduler is not known, and neither is what it makes of "
+                "an lr",
                 next=AFTER_LOADING,
             )
         settings, warnings = annealing.reschedule(self, values)

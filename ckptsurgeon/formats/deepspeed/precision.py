@@ -69,7 +69,7 @@ def _refuse(checkpoint: DeepSpeedShards, to: str) -> None:
     else:
         return
     raise SurgeryError(
-        f"{checkpoint.path.name} is of ZeRO 0: it {what}",
+        f"{checkpoint.path.name} was saved by ZeRO 0: it {what}",
         next="train with ZeRO 1, whose checkpoints hold any precision, then edit those",
     )
 

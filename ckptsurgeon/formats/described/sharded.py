@@ -83,7 +83,7 @@ class DescribedSharded(Saving, SafetensorsBeside, ScheduledCheckpoint):
         safetensors."""
         if not self.weights_in:
             raise SurgeryError(
-                f"how the weights of {self.path.name} are named is not in its description",
+                f"the description of {self.path.name} does not say how its weights are named",
                 next="use the trainer's own conversion tool",
             )
         for saved, inside in self.weights_in:

@@ -122,7 +122,7 @@ def unknown(what: str, why: str, *helps: str) -> SurgeryError:
     """The error for a checkpoint whose heads can't be told apart, and why."""
     own = command("scale", "REGEX", "--by", "F", why="whole parameters, by a factor of your own")
     return SurgeryError(
-        f"which rows of {what} are the queries and keys of a head is not known: {why}",
+        f"it is not known which rows of {what} are the queries and keys of a head: {why}",
         next=(*helps, own),
     )
 

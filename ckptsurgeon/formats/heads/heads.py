@@ -241,7 +241,7 @@ def _heads(tensors: _Tensors, query: str, key: str, model: Model) -> Iterator[He
         held = tensors.numel(name)
         if any(e.first < 0 for e in tensors.extents[name]):
             raise SurgeryError(
-                f"{name} is cut into columns, and a head's rows are in several pieces then",
+                f"{name} is cut into columns, so the rows of a head lie in several pieces",
                 next=command("scale", "REGEX", "--by", "F", why="whole parameters"),
             )
         if held != count * hidden:

@@ -112,7 +112,7 @@ class MegatronCheckpoint(MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMo
             present = self.state().schedule
             if present is None:
                 raise SurgeryError(
-                    "the checkpoint keeps no scheduler, so it can't decay by what is in it",
+                    "the checkpoint keeps no scheduler, so nothing in it can make the rate decay",
                     next="set the schedule on the trainer's command line",
                 )
             now, samples = present["num_steps"], samples_of(decay)

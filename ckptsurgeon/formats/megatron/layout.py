@@ -219,7 +219,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
             return opened_flat(folder, step, without)
         if (folder / METADATA).exists() and not _ranks(folder):
             raise SurgeryError(
-                f"{folder}: was not finished: torch_dist has a {CONFIG}, and torch_dcp and "
+                f"{folder} was not finished: torch_dist has a {CONFIG}, and torch_dcp and "
                 "fsdp_dtensor keep args",
                 next=command("status", why="which steps are complete"),
             )

@@ -167,7 +167,7 @@ def cooldown(
     present = checkpoint.state().schedule
     if present is None:
         raise SurgeryError(
-            "the checkpoint keeps no schedule, so it can't decay by what is in it",
+            "the checkpoint keeps no schedule, so nothing in it can make the rate decay",
             next="set the schedule on the trainer's command line",
         )
     if decay.shape not in shapes:

@@ -41,7 +41,7 @@ def _beginning(state: Mapping[str, Any], groups: Groups) -> tuple[int, float]:
         base, now = max((g.get("initial_lr", g["lr"]) for g in groups), default=0.0), 0
     if base <= 0:
         raise SurgeryError(
-            "the base rate of the saved scheduler is 0: no factor of it is a rate",
+            "the saved scheduler's base rate is 0, which no factor can change",
             next=AFTER_LOADING,
         )
     return now, base

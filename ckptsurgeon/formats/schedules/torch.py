@@ -220,8 +220,8 @@ def one_cycle(
     beyond = ends[-1] < now and bool(values.keys() & {"decay", "position"})
     if sorted(set(ends)) != ends or ends[0] <= 0 or beyond:
         raise UsageError(
-            f"phases of OneCycleLR that end at {', '.join(f'{end:g}' for end in ends)} and stand "
-            f"at step {now} can't be",
+            f"OneCycleLR at step {now} can't have phases that end at "
+            f"{', '.join(f'{end:g}' for end in ends)}",
             next="decay above warmup and above the position; both count the scheduler's steps",
         )
     changed |= {("_schedule_phases", i, "end_step"): end for i, end in enumerate(ends)}

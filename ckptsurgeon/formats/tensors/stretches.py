@@ -69,7 +69,7 @@ def numbers(checkpoint: Checkpoint, known: Mapping[Parameter, Kinds], rows: Iter
             dtype = part.place.value.dtype
             if dtype not in ITEM:
                 raise SurgeryError(
-                    f"{name}: its {part.kind} are {dtype}, which nothing is computed of",
+                    f"{name}: its {part.kind} are {dtype}, which can't be computed with",
                     next=command("export", why="what the weights are"),
                 )
             file, first, last = checkpoint.span(part.place, part.start, part.end)

@@ -61,7 +61,7 @@ def test_a_reset_is_right_or_refused_by_name(
     if reason := REFUSED[described_as(name)]:
         with pytest.raises(SurgeryError) as refused:
             plan(run, from_data({"reset": ["moments"]}))
-        assert "can't begin anew in place" in refused.value.what and reason in refused.value.what
+        assert "can't be made anew in place" in refused.value.what and reason in refused.value.what
         return
     made = plan(run, from_data({"reset": ["moments"]}))
     if not made.empty:
