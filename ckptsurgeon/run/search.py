@@ -25,6 +25,8 @@ SHOWN = "name: TEXT, format: NAME or FILE, tensorboard: [DIR], relaunch: {comman
 DESCRIBED = "describes a layout that is not known: docs/described.md"
 STEP = re.compile(r"([a-z]*[-_]?step[-_]?|iter[-_]?|[0-9]{2})[0-9]{1,18}", re.IGNORECASE)
 """What a folder is called that looks like a saved step, to whoever wrote the trainer."""
+NUMBERED = re.compile(r"([^0-9]*)[0-9]{1,18}(\.\w+)")
+"""A file with one number in its name, before its suffix."""
 WIDTH = 100
 """Folders that are looked into for a run below one that is none."""
 
@@ -95,6 +97,13 @@ def _refuse_unknown_layout(here: Path) -> None:
         inside = sorted(here.iterdir())[:WIDTH]
     except OSError:
         return
+    for file in inside:
+        if file.suffix in TORCH and (named := NUMBERED.fullmatch(file.name)) and file.is_file():
+            path = f"{named[1]}{{step}}{named[2]}"
+            raise UsageError(
+                f"{file} may be a saved step, in no layout that is known here",
+                next=f"--format torch:{path}=KEYS, or --format FILE.yaml    {DESCRIBED}",
+            )
     for folder in inside:
         if not STEP.fullmatch(folder.name) or not folder.is_dir():
             continue

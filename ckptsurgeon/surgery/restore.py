@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import again
 from ckptsurgeon.operations import rollback
 from ckptsurgeon.plans.edits import (
@@ -30,7 +30,7 @@ from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import make_unreadable, relinked, replaced, rewrite, touched
 from ckptsurgeon.surgery.saved_again import rewritten, without_saved_again
 from ckptsurgeon.transaction import assumptions, kept, receipts
-from ckptsurgeon.transaction.home import ATTIC, HOME
+from ckptsurgeon.transaction.home import ATTIC, EVENTS, HOME
 from ckptsurgeon.transaction.inverse import kept_tails
 from ckptsurgeon.transaction.names import refuse_foreign
 
@@ -42,6 +42,11 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
     Raises SurgeryError where somebody changed what was kept, and where a trainer saved again what
     was edited in place; with `as_they_are` such files are taken, or left, as they are, and a
     warning names them."""
+    if run.bare and receipt.step is not None:
+        raise UsageError(
+            f"surgery {receipt.id} edited a checkpoint, and {run.root} has none that is known",
+            next=again("--format", "FORMAT", why="as it was done"),
+        )
     whole = receipt
     receipt, left = without_saved_again(run, receipt, as_they_are=as_they_are)
     restored, changed = kept.compared(run.root, receipt.id, receipt.inverse)
@@ -75,7 +80,7 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
         run=str(run.root),
         title=title,
         recipe={},
-        changes=(*changes, *(Aside(file, _kind(run, file)) for file in gone)),
+        changes=(*changes, *(Aside(file, _kind(file)) for file in gone)),
         edits=tuple(edits),
         assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(touched(edits))),
         promise=None,
@@ -169,8 +174,8 @@ def _replaced(
     return first, [last]
 
 
-def _kind(run: Run, file: str) -> str:
-    return "checkpoint" if (run.root / file).is_dir() else "events"
+def _kind(file: str) -> str:
+    return "events" if EVENTS in file else "checkpoint"
 
 
 def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:

@@ -121,6 +121,22 @@ def test_a_step_of_an_unknown_layout_is_called_so(
     assert read.exit_code == 0, read.stderr
 
 
+@pytest.mark.parametrize("name", ["checkpoint_8.pt", "iter_8.pth", "epoch8.bin", "model-8.ckpt"])
+def test_a_file_of_an_unknown_layout_leads_to_a_format_that_reads_it(
+    surgeon: Surgeon, tmp_path: Path, name: str
+) -> None:
+    """As ignite and MMEngine name theirs."""
+    for number in (4, 8):
+        path = tmp_path / name.replace("8", str(number))
+        write_torch_file(path, {"optimizer": {"state": {}, "param_groups": [GROUP]}})
+    refused = surgeon("status", "-C", tmp_path)
+    assert "in no layout that is known here" in refused.stderr
+    format = re.search(r"torch:\S+=", refused.stderr)
+    assert format is not None
+    read = surgeon("show", "8", "-C", tmp_path, "--format", f"{format[0]}optimizer")
+    assert read.exit_code == 0, read.stderr
+
+
 def test_a_file_that_is_none_of_torchs_is_called_so(surgeon: Surgeon, tmp_path: Path) -> None:
     (tmp_path / "000004").mkdir()
     (tmp_path / "000004" / "optimizer.safetensors").touch()

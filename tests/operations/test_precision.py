@@ -235,7 +235,7 @@ def test_the_shards_of_bf16_optimizer_are_those_of_zero_1(engines: None, tmp_pat
 def test_zero_0_is_refused(engines: None, tmp_path: Path, dtype: str, to: str, said: str) -> None:
     deepspeed_engine.make(tmp_path, Options(stage=0, dtype=dtype))
     was = snapshot(tmp_path)
-    with pytest.raises(SurgeryError, match=f"is of ZeRO 0: it .*{said}") as refused:
+    with pytest.raises(SurgeryError, match=f"was saved by ZeRO 0: it .*{said}") as refused:
         plan(Run.open(tmp_path), from_data({"precision": {"to": to}}))
     assert refused.value.next
     assert snapshot(tmp_path) == was

@@ -93,7 +93,7 @@ def test_deepspeed_is_told_the_config_of_a_new_start(tmp_path: Path, alone: None
 
 def test_without_a_position_nothing_starts_again(tmp_path: Path) -> None:
     fairseq(tmp_path / "run")
-    with pytest.raises(SurgeryError, match="no position of a scheduler that could start again"):
+    with pytest.raises(SurgeryError, match="no scheduler position, so the schedule"):
         plan(
             Run.open(tmp_path / "run"),
             from_data({"rewarm_schedule": {"to": 1e-4, "warmup": 1, "decay": 2}}),

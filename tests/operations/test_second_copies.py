@@ -150,7 +150,9 @@ def test_the_script_saves_an_average_beside(trained: Trained, zero: int) -> None
     ema = {"decay": 0.99, "weights": {name: torch.ones(2) for name in weights}}
     for file in folder.glob("*model_states.pt"):
         edit(file, lambda content: content.update(ema=ema))
-    with pytest.raises(SurgeryError, match=r"model_states\.pt: ema\.weights has the weights"):
+    with pytest.raises(
+        SurgeryError, match=r"model_states\.pt: ema\.weights holds a second copy of the weights"
+    ):
         surgery.plan(Run.open(root), from_data(AVERAGE))
 
 

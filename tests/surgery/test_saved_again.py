@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ckptsurgeon import plan, surgery
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import Command
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.recipe.file import from_data
@@ -102,6 +102,29 @@ def there_and_back(page: str, zipped: bool, data: dict[str, Any], since: list[in
         whole(trainer)
         assert trainer.marks(trainer.root) == last
         return outcome
+
+
+def test_without_its_format_no_undo_takes_a_run_for_bare_logs(tmp_path: Path) -> None:
+    """Of a step that was saved again it would not know what is in its way."""
+    trainer = Trainer(tmp_path / "run", "files of any name, the step inside", zipped=True)
+    for step in (4, 8):
+        trainer.save(step)
+    assert operate(trainer, {"rollback": {"to": 4}, "set": {"beta2": 0.9}})
+    trainer.save(8)
+    (trainer.root / "ckptsurgeon.yaml").unlink()
+    before = snapshot(trainer.root)
+    with pytest.raises(UsageError, match="has none that is known") as refused:
+        surgery.plan_undo(Run.open(trainer.root))
+    assert "--format FORMAT" in refused.value.next[0]
+    assert snapshot(trainer.root) == before
+    page = str(trainer.root / "own.yaml")
+    undo = surgery.plan_undo(run := Run.open(trainer.root, page))
+    assert {(c.file, c.field) for c in undo.changes} >= {("at-8.pt", "checkpoint")}
+    surgery.apply(run, undo)
+    with pytest.raises(UsageError, match="has none that is known"):
+        surgery.plan_redo(Run.open(trainer.root))
+    surgery.apply(run, surgery.plan_redo(run))
+    whole(trainer)
 
 
 LAW = given(
