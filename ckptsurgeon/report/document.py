@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import apart
-from ckptsurgeon.plans.edits import AnyChange, Aside, Change, Relink
+from ckptsurgeon.plans.edits import AnyChange, Aside, Change, Computed, Elements, Relink
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.report.edits import acts
@@ -86,13 +86,15 @@ def changes_json(items: Sequence[AnyChange]) -> list[dict[str, Any]]:
 def _change_json(item: AnyChange) -> dict[str, Any]:
     base = {"file": item.file, "field": item.field}
     if isinstance(item, Change):
-        path = [plain(key) for key in item.path]
+        path, new = [plain(key) for key in item.path], plain(item.new)
+        if isinstance(item.new, (Computed, Elements)):
+            new["told"] = new.pop("label")  # as schema 1 has it
         return {
             "kind": "change",
             **base,
             "path": path,
             "old": plain(item.old),
-            "new": plain(item.new),
+            "new": new,
             "elements": plain(item.elements),
         }
     if isinstance(item, Aside):

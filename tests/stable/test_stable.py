@@ -18,6 +18,7 @@ from ckptsurgeon.errors import (
 )
 from ckptsurgeon.plans.as_json import from_json, to_json
 from ckptsurgeon.plans.edits import Change, Computed, Elements, NewName, NewText, Renamed
+from ckptsurgeon.report.document import changes_json
 from tests.cli.conftest import Surgeon
 from tests.cli.conftest import surgeon as surgeon
 from tests.stable.make import DOCUMENTS, ROOT, api, unpack
@@ -154,3 +155,12 @@ def test_a_change_as_1_0_0_wrote_it_is_read(written: dict[str, Any], meant: Chan
     read = from_json(written)
     assert (type(read), read) == (type(meant), meant)
     assert from_json(json.loads(json.dumps(meant, default=to_json))) == meant
+
+
+def test_schema_1_says_what_is_computed_as_1_0_0_did() -> None:
+    change = Change("f", "x", "values", Computed("copy", "float32", 0, (), label="mean"), ("a",))
+    (document,) = changes_json([change])
+    assert document["new"] == {
+        "rule": "copy", "dtype": "float32", "size": 0, "terms": [], "numbers": [], "via": "",
+        "told": "mean",
+    }  # fmt: skip
