@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pty
 import shlex
@@ -13,10 +14,17 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ckptsurgeon.cli import app
+from ckptsurgeon.report import progress
 from tests.support.launch import REPO
 
 Surgeon = Callable[..., Result]
 PLAIN = {"NO_COLOR": None, "FORCE_COLOR": None, "CKPTSURGEON_RUN": None, "COLUMNS": "100"}
+
+
+@pytest.fixture(autouse=True)
+def _no_phase_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed of a phase that takes long is no part of an answer, on a busy machine too."""
+    monkeypatch.setattr(progress, "PATIENCE", math.inf)
 
 
 def invoke(*words: object, input: str | None = None, **env: str) -> Result:
