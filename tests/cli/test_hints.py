@@ -121,7 +121,7 @@ def test_a_step_of_an_unknown_layout_is_called_so(
     assert read.exit_code == 0, read.stderr
 
 
-@pytest.mark.parametrize("name", ["checkpoint_8.pt", "iter_8.pth", "epoch8.bin", "model-8.ckpt"])
+@pytest.mark.parametrize("name", ["checkpoint_8.pt", "iter_8.pth", "epoch8.bin"])
 def test_a_file_of_an_unknown_layout_leads_to_a_format_that_reads_it(
     surgeon: Surgeon, tmp_path: Path, name: str
 ) -> None:
