@@ -136,6 +136,7 @@ def _settings(file: Path) -> dict[str, Any]:
     kinds = {
         "name": ("a text", _is_plain(data.get("name", ""))),
         "format": ("a text", _is_plain(data.get("format", ""))),
+        "optimizer": ("a text", _is_plain(data.get("optimizer") or "")),
         "tensorboard": ("a folder or a list of folders",
                         all(map(_is_plain, logs if isinstance(logs, list) else [logs]))),
         "relaunch": ("a mapping", isinstance(data.get("relaunch", {}), dict)),

@@ -206,6 +206,7 @@ PAGES = {
     "optimisers: []": "unknown key `optimisers`",
     "files: {a.pt: {}}": "no {step} in 'a.pt'",
     "files: {'../{step}.pt': {}}": "no path inside the run",
+    "files: {'*/*/*/{step}.pt': {}}": "more than 2 folders of any name",
     "files: {'{step}.pt': {optimizer: [[a]]}}": "unknown key `files.{step}.pt.optimizer`",
     "files: {'{step}.pt': {optimizers: [a]}}": "is not a list",
     "files: {'{step}.pt': {optimizers: [[true]]}}": "is not a list of keys and numbers",

@@ -143,7 +143,9 @@ def race(world: Path, act: Callable[[Path, Path], None], rounds: int) -> None:
     """So many surgeries under attack, every second one on a slow disk."""
     run, roots = world / "theirs/run", (world / "of root").stat().st_ino
     with attacked(world, act):
-        for number in range(rounds):
+        for number in range(40 * rounds):  # he gets to it seldom where others work, too
+            if number >= rounds and strikes(world) >= rounds // 10:
+                break
             made_ready(world)
             with hooked(slowly if number % 2 else None):
                 call("set", f"lr={number + 1}e-6", "-C", run, "--yes")

@@ -150,7 +150,8 @@ SETTINGS = (
     "name: [a]", "name: {a: 1}", "name: null", "tensorboard: {a: b}", 'tensorboard: ["\\0"]',
     "tensorboard: [[a]]", "format: [a]", 'format: "\\0"', "relaunch: 5", "relaunch: {}",
     "relaunch: {command: []}", "relaunch: {command: [{}]}", 'relaunch: {command: ["\\0"]}', "5",
-    "format: page.yaml", "name: 0x" + "f" * 5000, "tensorboard: " + "9" * 5000,
+    "format: page.yaml", "name: 0x" + "f" * 5000,
+    'optimizer: "\\0"', "optimizer: [a]", "tensorboard: " + "9" * 5000,
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ ANY = "*"
 """In a key path: each item of a list, each value of a dict."""
 LOADERS = ("dcp", "deepspeed", "megatron")
 """What `loader` may name; without it a pattern is of files that torch.save wrote."""
+ANY_FOLDERS = 2
+"""Folders of any name above a step: who looks for a run walks through all of them, up to `/`."""
 COUNTERS = ("iteration", "consumed_samples", "tokens")
 """What `fields` may name."""
 OPTIONS = ("clip_grad", "seed", "optimizer", "skip", "batch_size", "rampup")
@@ -66,8 +69,7 @@ class FilePattern:
                     here = part.numbers(path.name)
                     if here is None:
                         continue
-                    dangling = last and path.is_symlink() and not path.exists()
-                    if path.is_dir() is not (self.folder or not last) and not dangling:
+                    if not _is(path, self.folder or not last, last):
                         continue
                     if all(numbers.get(name, number) == number for name, number in here.items()):
                         deeper.append((path, numbers | here))
@@ -245,6 +247,10 @@ class _Page:
         parts = str(text).split("/")
         if not all(parts) or ".." in parts or HOME in parts or "\0" in str(text):
             raise self.wrong(key, f"has {text!r}, which is no path inside the run")
+        above = takewhile(lambda name: "{step}" not in name, parts[:-1])
+        if sum("*" in name or "{" in name for name in above) > ANY_FOLDERS:
+            what = f"more than {ANY_FOLDERS} folders of any name above the step"
+            raise self.wrong(key, f"has {str(text)[:60]!r}: {what}")
         return FilePattern(str(text), folder)
 
     def ending(
@@ -339,6 +345,15 @@ def _in_folder(pattern: FilePattern) -> bool:
 
 def _below(pattern: FilePattern, folder: FilePattern) -> bool:
     return pattern.text == folder.text or pattern.text.startswith(f"{folder.text}/")
+
+
+def _is(path: Path, folder: bool, last: bool) -> bool:
+    """Whether it is of this kind, or `last` on its way and a link that leads nowhere. What nobody
+    may look at is neither."""
+    try:
+        return path.is_dir() is folder or (last and path.is_symlink() and not path.exists())
+    except OSError:
+        return False
 
 
 def _listed(folder: Path) -> list[Path]:
