@@ -7,7 +7,10 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -448,3 +451,19 @@ def test_damage_at_an_older_step_is_looked_up_there(
     (before,) = hints(told.stdout)
     assert before[2:] == ["verify", "4"]
     assert surgeon(*before).exit_code == 0
+
+
+def test_all_names_that_a_trainer_saves_are_allowed_in_one_command(
+    surgeon: Surgeon, tmp_path: Path
+) -> None:
+    """As MMEngine saves five of its own with every step."""
+    root = make_run(tmp_path / "run")
+    names = [Decimal("1"), Fraction(1, 2), Counter("a")]
+    group = {**GROUP, "params": [0]}
+    adam = {"state": {0: {"step": 4.0}}, "param_groups": [group], "history": names}
+    write_torch_file(root / "checkpoint-4" / "optimizer.pt", adam)
+    refused = surgeon("set", "beta2=0.9", "-y", "-C", root)
+    assert refused.exit_code == 1 and "no known trainer saves" in refused.stderr
+    (allowed,) = hints(refused.stderr)
+    assert allowed.count("--allow-global") >= 2
+    assert surgeon(*allowed).exit_code == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import again
 
 EXACT = frozenset(
     {
@@ -148,12 +149,13 @@ def refuse_unknown(globals: Mapping[str, Iterable[str]], allowed: Collection[str
     for file, names in globals.items():
         others = unknown(names, allowed)
         if others:
+            allow = [word for name in others for word in ("--allow-global", name)]
             raise SurgeryError(
                 f"{file} names {_shown(others)}, which no known trainer saves; a trainer that "
                 "loads the shard imports it and may call it",
                 next=[
                     "find out where the file comes from; do not load it",
-                    f"--allow-global {others[0]}    if your own trainer saves it",
+                    again(*allow, why="if your own trainer saves all of them"),
                 ],
             )
 
