@@ -104,7 +104,7 @@ def relaunch(
 
         often = REQUEUES if requeues is None else requeues
         wanted = job(run, section, arguments or (), nodes, options or (), often)
-        _script(wanted, promise, output, common)
+        _script(wanted, promise, output, run, common)
     else:
         argv = arguments if whole else None
         start(run, promise, section, arguments or (), common, check=check, argv=argv)
@@ -123,13 +123,15 @@ def _check(slurm: bool, of_slurm: object, whole: bool, arguments: Sequence[str] 
         )
 
 
-def _script(job: Job, promise: Promise, output: Path | None, common: Common) -> None:
+def _script(job: Job, promise: Promise, output: Path | None, run: Run, common: Common) -> None:
     from ckptsurgeon.launch import slurm
 
     text = slurm.script(job)
     if output is not None and not common.dry_run:
         new_file.write(output, os.fsencode(text))
     to_file = output is not None and not common.dry_run
+    if to_file and not common.quiet:
+        _show(job.trainer, run)
     common.answer(
         lambda: (
             f"wrote {output}\n  submit   sbatch {shlex.quote(str(output))}"
@@ -177,6 +179,16 @@ def _ask(run: Run, common: Common) -> None:
         raise Declined("relaunch: declined", next=())
 
 
+def _show(argv: Sequence[str], run: Run) -> None:
+    """Say what is started, where that is written, and who else writes there."""
+    from ckptsurgeon.launch import written
+
+    file = written.file(run)
+    others = written.by_others(file)
+    said = f"starts: {shlex.join(argv)}   as {file} says{f'; {others}' if others else ''}"
+    print(clean(said), file=sys.stderr)
+
+
 def start(
     run: Run,
     promise: Promise,
@@ -192,7 +204,7 @@ def start(
     command may be of others.
 
     Its output is the answer; with --json it goes to stderr, and the answer is one document."""
-    from ckptsurgeon.launch import relaunch, written
+    from ckptsurgeon.launch import relaunch
     from ckptsurgeon.logs.printed.comparison import Comparison
     from ckptsurgeon.look.expected import expected
 
@@ -201,8 +213,7 @@ def start(
         if not (asked or common.dry_run):
             _ask(run, common)
         if not (common.quiet or common.dry_run):
-            said = f"starts: {shlex.join(argv)}   as {written.file(run)} says"
-            print(clean(said), file=sys.stderr)
+            _show(argv, run)
     out = unchecked(sys.stderr if common.as_json else sys.stdout)
     if common.dry_run:
         common.answer(lambda: shlex.join(argv), lambda: report.relaunch_json(argv, promise, None))

@@ -51,6 +51,16 @@ def test_what_is_started_is_shown_with_the_file_that_says_so(root: Path, proof: 
     assert f"as {root / 'ckptsurgeon.yaml'} says" in said
 
 
+@ROOT
+def test_a_script_is_written_with_a_word_of_what_it_starts(root: Path, proof: Path) -> None:
+    written_by_others(root, "the file")
+    script = root.parent / "job.sh"
+    status, _, said = call("relaunch", "--slurm", "-o", script, "-C", root)
+    assert status == 0 and script.exists() and not proof.exists(), said
+    assert f"starts: {sys.executable} -c " in said
+    assert f"as {root / 'ckptsurgeon.yaml'} says; {root / 'ckptsurgeon.yaml'} belongs to" in said
+
+
 OTHERS = (
     "the file",
     "the folder",
