@@ -132,6 +132,14 @@ def test_settings_that_are_none_are_refused(trained: Trained, content: bytes) ->
     refused(root, "show", 8, says="ckptsurgeon.yaml", code=2)
 
 
+@pytest.mark.parametrize("folder", ["/", "../../.."])
+def test_a_log_folder_with_the_logs_of_others_is_refused(trained: Trained, folder: str) -> None:
+    root = trained()
+    (root / "ckptsurgeon.yaml").write_text(f"tensorboard: [{folder}]\n")
+    for words in (("rollback", "--to", 6), ("truncate-tb-events", "--after", 4)):
+        refused(root, *words, says="can't be its log folder", code=2)
+
+
 # --- event files ---------------------------------------------------------------------------------
 
 
