@@ -108,6 +108,8 @@ def test_weights_that_were_consolidated_too_are_refused_by_name(
     )
     before = snapshot(root)
     for recipe in ({"average": {"last": 2}}, {"scale": {"params": "mlp", "by": 0.9}}):
-        with pytest.raises(SurgeryError, match=r"model/consolidated/model-00001-of-.* once more"):
+        with pytest.raises(
+            SurgeryError, match=r"model/consolidated/model-00001-of-.* a second copy"
+        ):
             surgery.plan(Run.open(root), from_data(recipe))
     assert snapshot(root) == before

@@ -136,5 +136,5 @@ def test_anything_else_is_a_usage_error(value: Any) -> None:
     for make in (lambda: Hyperparameters(lr=value), lambda: Moments(only=value)):
         with pytest.raises(UsageError):
             make()
-    with pytest.raises(UsageError, match="is no section"):
+    with pytest.raises(UsageError, match="is not a section"):
         Recipe(value)
