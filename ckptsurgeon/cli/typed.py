@@ -17,6 +17,10 @@ CARRIED = ("as_json", "allow_global", "tb", "log", "tag", "rule", "branch", "ord
 """Options that mean the same in every command that has them from the same bundle."""
 
 
+NO_PICKLE_READ = ("undo", "redo")
+"""Commands that bring back bytes as they were, whatever globals they name."""
+
+
 @dataclass(frozen=True)
 class Given:
     """An option that was typed: its words, and the bundle that it is of."""
@@ -41,6 +45,8 @@ def _taken(hint: Command, common: Common, given: Sequence[Given]) -> tuple[list[
     if row is not None and given:
         kinds = _bundles(row)
         for option in given:
+            if option.name == "--allow-global" and hint.words[0] in NO_PICKLE_READ:
+                continue
             if option.name not in own and any(issubclass(kind, option.bundle) for kind in kinds):
                 after += option.words
     shown_only = common.dry_run and not hint.real and not own & {"-n", "--dry-run"}

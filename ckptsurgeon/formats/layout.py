@@ -73,6 +73,14 @@ class Format(Advice, ABC):
         """The step that a pointer file names, or None when it is missing or names nothing."""
         return None
 
+    def saved_over(self, run: Path, step: int) -> list[Path]:
+        """The files of `step` that the save of another step writes over: copies that a restart
+        loads."""
+        copies = set(self.pointer_files(run))
+        return [
+            file for file in self.files(run, step) if not copies.isdisjoint([file, *file.parents])
+        ]
+
 
 # --- what few families need to say ---------------------------------------------------------------
 

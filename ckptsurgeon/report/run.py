@@ -55,14 +55,15 @@ def status(
 ) -> str:
     """The run on one screen. `problem` is why the latest checkpoint can't be read, `loss` what
     `sparkline` made of the logs, `headline` what is wrong with the loss and what to do next."""
-    at = run.format.name
+    at, known = run.format.name, True
     if state is not None:
         known = "step" not in state.promise.not_known
         at = f"{f'at step {state.step}' if known else 'at a step not known'}   {state.dialect}"
     surgery, unfinished = _surgery(run), run.under_way() or run.interrupted()
     rows = surgery if unfinished else []
     if not run.bare:
-        rows = [*rows, _steps(run), *_pointers(run)]
+        pointers = _pointers(run) if known else []
+        rows = [*rows, _steps(run, known=known), *pointers]
     if problem is not None:
         rows += [Row("problem", clean(line)) for line in problem.what.splitlines()]
         rows += [Row("next", hint) for hint in problem.next]
@@ -82,7 +83,8 @@ def _live(run: Run) -> list[Row]:
     return [Row("live", clean(line)) for line in run.writers()]
 
 
-def _steps(run: Run) -> Row:
+def _steps(run: Run, *, known: bool) -> Row:
+    """`known` is whether the number of the one that is read is its own, or stands for it."""
     steps = run.steps()
     conditions: dict[str, list[str]] = {}
     for step in steps:
@@ -93,7 +95,8 @@ def _steps(run: Run) -> Row:
     conditions.pop("complete", None)
     note = "   ".join(f"{what}: {names(which)}" for what, which in conditions.items())
     note = note or "all complete"
-    return Row("steps", names([str(step) for step in steps]) or "none", note if steps else "")
+    listed = names([str(step) for step in steps]) if known else "1, of a number not known"
+    return Row("steps", listed or "none", note if steps else "")
 
 
 def _pointers(run: Run) -> list[Row]:

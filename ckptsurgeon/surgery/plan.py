@@ -18,6 +18,7 @@ from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.conflicts import refuse_two_words
 from ckptsurgeon.surgery.render import render, touched
 from ckptsurgeon.surgery.renumbered import refuse_shadowed
+from ckptsurgeon.surgery.saved_again import kept_until_the_next_save
 from ckptsurgeon.transaction import receipts
 
 
@@ -76,6 +77,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     if changes:
         changes += [c for s in sections for c in s.record(run, recipe, step, title)]
     edits = render(run, checkpoint, changes, id, seen)
+    warnings += kept_until_the_next_save(run, step, edits, id)
     assumed = dict.fromkeys([*touched(edits), *seen] if edits else [])
     return Plan(
         id=id,

@@ -6,17 +6,18 @@ A file that was replaced whole is in the attic as it was: it comes back where al
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import Hint, again, command
-from ckptsurgeon.plans.edits import Change, Inverse, Move, Replace, Tail, Truncate
+from ckptsurgeon.plans.edits import Append, Change, Edit, Inverse, Move, Replace, Tail, Truncate
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import kept
 from ckptsurgeon.transaction.kept import saved_again
 
+AS_THEY_ARE = "--as-they-are"
 BETAS = {"beta1": 0, "beta2": 1}
 
 
@@ -34,15 +35,31 @@ def without_saved_again(
     rest = tuple(edit for edit in receipt.inverse if _place(edit) not in stay)
     if as_they_are and rest:
         return replace(receipt, inverse=rest), files
-    names = ", ".join(files[:3]) + (f" … ({len(files)})" if len(files) > 3 else "")
     surgery = next((each for each in run.receipts() if each.id == receipt.undoes), receipt)
     hints = _by_values(surgery, undone=surgery is not receipt)
     if rest:
-        hints.append(again("--as-they-are", why="brings back the rest, and leaves this step"))
+        hints.append(again(AS_THEY_ARE, why="brings back the rest, and leaves this step"))
     raise SurgeryError(
-        f"{names}: saved again, or changed, since {receipt.id}; what was there before is gone",
+        f"{_listed(files)}: saved again, or changed, since {receipt.id}; what was there before is "
+        "gone",
         next=hints or [command("log", why="what was done")],
     )
+
+
+def kept_until_the_next_save(run: Run, step: int, edits: Sequence[Edit], id: str) -> list[str]:
+    """A sentence on what surgery `id` edits in place and the trainer's next save writes over: it
+    ends the undo of the step, which `without_saved_again` refuses then."""
+    over = {run.relative(path) for path in run.format.saved_over(run.root, step)}
+    files = [edit.file for edit in edits if isinstance(edit, Append) and edit.file in over]
+    if not files:
+        return []
+    rest = any(isinstance(edit, Append) and edit.file not in over for edit in edits)
+    then = f"; from then on it takes {AS_THEY_ARE}" if rest else ""
+    return [f"undo {id} works until the trainer saves over {_listed(files)}{then}"]
+
+
+def _listed(files: Sequence[str]) -> str:
+    return ", ".join(files[:3]) + (f" … ({len(files)})" if len(files) > 3 else "")
 
 
 def _place(edit: Inverse) -> str:

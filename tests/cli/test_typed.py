@@ -105,6 +105,19 @@ def test_what_was_typed_is_carried_over(
         assert ("--json" in words) == ("--json" in options), words
 
 
+def test_globals_that_were_allowed_go_to_what_reads_pickles_alone(
+    surgeon: Surgeon, tmp_path: Path
+) -> None:
+    """An undo and a redo bring back bytes: no option of theirs allows a global."""
+    root, allowed = make_run(tmp_path / "run", [4, 8]), ["--allow-global", "some.name"]
+    shown = surgeon("set-lr", "5e-4", "-n", *allowed, "-C", root).stdout
+    assert "--allow-global some.name" in shown
+    done = surgeon("set-lr", "5e-4", "-y", *allowed, "-C", root).stdout
+    assert f"  undo     ckptsurgeon -C {root} undo 0001\n" in done
+    undone = surgeon("undo", "-y", *allowed, "-C", root).stdout
+    assert f"  redo     ckptsurgeon -C {root} redo\n" in undone
+
+
 def test_logs_that_were_typed_are_carried_over(surgeon: Surgeon, tmp_path: Path) -> None:
     log = tmp_path / "a log.jsonl"
     log.write_text("".join(f'{{"step": {i}, "other": 1.0}}\n' for i in range(300)))

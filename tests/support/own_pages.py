@@ -3,6 +3,7 @@ last one or over it."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -84,7 +85,7 @@ class Trainer:
         if "pointer:" in self.page:
             (self.root / "latest.txt").write_text(str(step))
         if "last:" in self.page:
-            torch.save(state, self.root / "last.pt", _use_new_zipfile_serialization=self.zipped)
+            shutil.copyfile(path, self.root / "last.pt")
 
     def mark(self, save: int) -> str:
         """What stands in each file of that save, the first is 1."""

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import Command
+from ckptsurgeon.look.diff.surgery import of_receipt
+from ckptsurgeon.plans.edits import Change, Truncate
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.recipe.file import from_data
 from tests.support.own_pages import PAGES, Trainer
@@ -22,6 +24,9 @@ from tests.support.snapshot import snapshot
 
 MEMORY = Path("/dev/shm")
 ONE, TWO = "one file, its step inside", "folders of two files"
+COPY = "files, a pointer and a copy"
+OVER = {"ckpt.pt", "last.pt"}
+"""What each save writes over, of all that a page here describes."""
 EDITS: tuple[dict[str, Any], ...] = (
     {"set": {"beta2": 0.9}},
     {"set": {"lr": 3e-4}},
@@ -40,7 +45,13 @@ def operate(trainer: Trainer, data: Mapping[str, Any]) -> Receipt | None:
         made = plan(run, from_data(data))
     except SurgeryError:
         return None
-    return None if made.empty else surgery.apply(run, made)
+    if made.empty:
+        return None
+    receipt = surgery.apply(run, made)
+    in_place = {edit.file for edit in receipt.inverse if isinstance(edit, Truncate)}
+    ends = [line for line in made.warnings if line.startswith(f"undo {receipt.id} works until")]
+    assert [name for line in ends for name in OVER if name in line] == sorted(in_place & OVER)
+    return receipt
 
 
 def whole(trainer: Trainer) -> None:
@@ -95,6 +106,9 @@ def there_and_back(page: str, zipped: bool, data: dict[str, Any], since: list[in
         undone = surgery.apply(trainer.run(), made)
         whole(trainer)
         assert (undone.restored == "same") == (outcome == "done")
+        if outcome != "done":  # the plan has said so, or the trainer saved this very step again
+            in_place = {edit.file for edit in receipt.inverse if isinstance(edit, Truncate)}
+            assert in_place & OVER or receipt.step in since
         assert trainer.marks(trainer.root) == last
         if page == ONE and since:
             assert any("to the attic: ckpt.pt" in line for line in made.warnings)
@@ -127,6 +141,29 @@ def test_without_its_format_no_undo_takes_a_run_for_bare_logs(tmp_path: Path) ->
     whole(trainer)
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_what_a_surgery_did_to_a_file_that_was_saved_again_is_what_its_plan_said(
+    tmp_path: Path, zipped: bool
+) -> None:
+    """Of each of two surgeries; nothing that the trainer wrote since is said of them."""
+    trainer = Trainer(tmp_path / "run", ONE, zipped=zipped)
+    trainer.save(8)
+    first = operate(trainer, {"set": {"beta2": 0.9}})
+    second = operate(trainer, {"reset": ["moments"]})
+    assert first is not None and second is not None
+    trainer.save(12)
+    before = snapshot(trainer.root)
+    told = {id: of_receipt(trainer.run(), id, tensors=True) for id in ("1", "2")}
+    assert snapshot(trainer.root) == before
+    assert told["2"].changes == tuple(c for c in second.changes if c.file == "ckpt.pt")
+    assert told["2"].not_compared == ("ckpt.pt: saved again since; this is what the plan said",)
+    (betas,) = told["1"].changes
+    assert isinstance(betas, Change) and betas.field == "betas"
+    assert list(betas.new) == [0.9, 0.9]
+    assert not any(diff.tensors and diff.tensors.changed for diff in told.values())
+    assert bool(told["1"].not_compared) is zipped  # what was replaced whole is in the attic
+
+
 LAW = given(
     st.sampled_from(list(PAGES)), st.booleans(), st.sampled_from(EDITS),
     st.lists(st.sampled_from([2, 4, 6, 8, 12, 16]), max_size=3),
@@ -138,6 +175,8 @@ UNHURRIED: dict[str, Any] = {
 
 @example(ONE, True, {"set": {"beta2": 0.9}}, [12])
 @example(ONE, False, {"set": {"beta2": 0.9}}, [12])
+@example(COPY, True, {"set": {"beta2": 0.9}}, [12])
+@example(COPY, False, {"set": {"beta2": 0.9}}, [12])
 @example(TWO, True, {"set": {"beta2": 0.9}}, [8])
 @example(TWO, False, {"set": {"beta2": 0.9}}, [8])
 @example(TWO, True, {"rollback": {"to": 4}, "set": {"beta2": 0.9}}, [4, 8])

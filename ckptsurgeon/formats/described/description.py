@@ -15,7 +15,7 @@ from typing import Any
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
-from ckptsurgeon.formats.described.name_pattern import NamePattern
+from ckptsurgeon.formats.described.name_pattern import NUMBER, NamePattern
 from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.plans.promise import Caveat
 from ckptsurgeon.transaction.home import HOME
@@ -45,6 +45,11 @@ class FilePattern:
     def parts(self) -> list[NamePattern]:
         """Its text, a name at a time."""
         return [NamePattern(name) for name in self.text.split("/")]
+
+    @property
+    def of_any_step(self) -> bool:
+        """Whether its files have the same name at each step: only ranks are told apart by it."""
+        return "*" not in self.text and {"{rank}", "{world}"}.issuperset(NUMBER.findall(self.text))
 
     def entry(self, run: Path, file: Path) -> Path:
         """What is the step and nothing else: the first folder on the way to `file` whose name has

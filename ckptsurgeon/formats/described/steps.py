@@ -213,6 +213,11 @@ class DescribedSteps(Format, NamesMore):
             if not path.is_symlink() and self.pointed(path) == step
         ]
 
+    def saved_over(self, run: Path, step: int) -> list[Path]:
+        """Copies, and files whose names are the same for each step."""
+        named_alike = [path for path, pattern, _ in self._shards(run, step) if pattern.of_any_step]
+        return [*named_alike, *super().saved_over(run, step)]
+
     def missing(self, run: Path, step: int) -> list[str]:
         """A pattern without a file, and the ranks below the world size or the highest one; and a
         mark of the trainer's own."""

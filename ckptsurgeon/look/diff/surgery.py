@@ -30,7 +30,7 @@ from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.home import EVENTS, in_attic
-from ckptsurgeon.transaction.kept import saved_again
+from ckptsurgeon.transaction.kept import rewritten, saved_again
 from ckptsurgeon.transaction.receipts import numbered, standing, taken_back
 
 
@@ -122,7 +122,8 @@ class _Found:
         if isinstance(edit, Replace) and edit.staged.endswith(".empty"):
             return
         now = _after(run, edit.file, later)
-        if isinstance(edit, Truncate) and now.size is None and saved_again(now.path, edit):
+        here = now.path == run.root / edit.file
+        if here and _is_tree(edit.file) and _saved_since(run, edit.file, (self.receipt, *later)):
             self.changes += [item for item in self.receipt.changes if item.file == edit.file]
             self.not_compared.append(f"{edit.file}: saved again since; this is what the plan said")
             return
@@ -185,6 +186,17 @@ def _after(run: Run, file: str, later: Sequence[Receipt]) -> Version:
             if isinstance(edit, Move) and _inside(file, edit.dst):
                 return Version(_kept(run, edit.src + file[len(edit.dst) :]))
     return Version(_kept(run, file))
+
+
+def _saved_since(run: Run, file: str, done: Sequence[Receipt]) -> bool:
+    """Whether somebody wrote the file after the last of these surgeries that did."""
+    for receipt in reversed(done):
+        for edit in receipt.inverse:
+            if isinstance(edit, Truncate) and edit.file == file:
+                return saved_again(run.root / file, edit)
+            if isinstance(edit, Replace) and edit.file == file:
+                return bool(rewritten(run.root, receipt.id, [file]))
+    return False
 
 
 def _inside(file: str, folder: str) -> bool:
