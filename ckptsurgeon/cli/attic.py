@@ -9,7 +9,7 @@ import typer
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.carry_out import carry_out, open_for
-from ckptsurgeon.cli.options import Common, Declined, Editing
+from ckptsurgeon.cli.options import Common, Declined, Editing, shown_first
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import DRY_RUN, Hint, again, command
 from ckptsurgeon.operations.completion import saved_steps
@@ -101,7 +101,8 @@ def prune(
             ),
         )
     if not common.as_json:
-        common.answer(lambda: report.attic(chosen, common.style), dict)
+        with shown_first():
+            common.answer(lambda: report.attic(chosen, common.style), dict)
     _confirm_by_name(run, report.count(len(chosen), "attic"), common)
     try:
         attic.prune(run, chosen)

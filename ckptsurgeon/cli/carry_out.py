@@ -10,7 +10,15 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.options import Cancelled, Common, Declined, Editing, LogOneLiner, OneLiner
+from ckptsurgeon.cli.options import (
+    Cancelled,
+    Common,
+    Declined,
+    Editing,
+    LogOneLiner,
+    OneLiner,
+    shown_first,
+)
 from ckptsurgeon.cli.parameter_types import parameter_types
 from ckptsurgeon.errors import UNTOUCHED, SurgeryError
 from ckptsurgeon.hints import DRY_RUN, Command, Hint, again, command
@@ -96,7 +104,8 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
         show(run, plan, common)
     else:
         if not common.as_json:
-            show(run, plan, common)
+            with shown_first():
+                show(run, plan, common)
         _confirm(plan, common)
         with report.Progress(sys.stderr, quiet=common.quiet) as progress:
             try:

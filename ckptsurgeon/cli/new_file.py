@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.hints import shell
+from ckptsurgeon.hints import TYPED, shell
 
 
 def write(path: Path, data: bytes) -> None:
@@ -15,8 +15,10 @@ def write(path: Path, data: bytes) -> None:
     try:
         disk.write_new(path.parent.resolve() / path.name, data)
     except FileExistsError:
+        anew = ["ckptsurgeon", *TYPED.get().words]
         raise UsageError(
-            f"{path} already exists", next=shell(["rm", path], why="or choose another name")
+            f"{path} already exists",
+            next=shell(["rm", path], anew, why="writes it anew; or choose another name"),
         ) from None
     except OSError as error:
         raise UsageError(

@@ -6,7 +6,8 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import again
 from ckptsurgeon.report import Style
 
 if TYPE_CHECKING:
@@ -42,6 +44,19 @@ class Nowhere(io.TextIOBase):
     def write(self, text: str) -> int:
         """As if it was written."""
         return len(text)
+
+
+@contextmanager
+def shown_first() -> Iterator[None]:
+    """What is about to be done is shown inside. Raises SurgeryError where its reader has gone:
+    Click would end in silence."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise SurgeryError(
+            "what would be done can't be shown: Broken pipe",
+            next=again("--quiet", why="shows errors only"),
+        ) from None
 
 
 class Cancelled(SurgeryError):

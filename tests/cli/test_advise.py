@@ -9,6 +9,7 @@ import io
 import json
 import math
 import random
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +330,14 @@ def test_a_picture_is_written_once(surgeon: Surgeon, diverged: Path) -> None:
     done = surgeon("report", "-C", diverged, "-o", file)
     assert done.exit_code == 0, done.stderr
     assert file.read_bytes().startswith(b"<?xml")
-    assert surgeon("report", "-C", diverged, "-o", file).exit_code == 2
+    file.write_text("a picture of before")
+    again = surgeon("report", "-C", diverged, "-o", file)
+    assert (again.exit_code, file.read_text()) == (2, "a picture of before")
+    remove, anew = again.stderr.split("next: ")[1].partition("    ")[0].split(" && ")
+    assert remove == f"rm {file}"
+    file.unlink()
+    assert surgeon(*shlex.split(anew)[1:]).exit_code == 0
+    assert file.read_bytes().startswith(b"<?xml")
     assert surgeon("report", "-C", diverged, "-o", diverged / "run.gif").exit_code == 2
 
 

@@ -58,6 +58,23 @@ def test_a_plan_that_can_not_be_shown_is_not_applied(trained: Trained) -> None:
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.parametrize("words", ["set-lr 5e-4 --yes", "set-lr 5e-4 --yes --json"])
+def test_a_reader_of_one_line_decides_nothing(trained: Trained, words: str) -> None:
+    """The plan was shown, or was not: then stderr says that nothing was done."""
+    root = trained()
+    for reader in ("head -1", "true"):
+        before = receipts(root)
+        done = shell(f"surgeon {words} -C {root} | {reader}")
+        if done.returncode == 0:
+            assert len(receipts(root)) == len(before) + 1
+            shell(f"surgeon undo --yes -C {root}")
+        else:
+            assert (done.returncode, receipts(root)) == (1, before)
+            assert done.stderr.startswith(
+                "error: what would be done can't be shown: Broken pipe\nuntouched: "
+            )
+
+
 @pytest.mark.parametrize("words", ["status -C {}", "--help", "status --help", "--version"])
 def test_what_is_looked_at_and_can_not_be_shown_is_an_error(trained: Trained, words: str) -> None:
     done = shell(f"surgeon {words.format(trained())} > /dev/full")
