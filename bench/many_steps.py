@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.process import python
 from bench.row import Row
 
-FEW, MANY = 100, 1000
+FEW, MANY = 500, 5000
 RATIO = 1.5
 GROUP = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1, "params": [0]}
 

@@ -30,7 +30,8 @@ def command(run: Run) -> str:
 
 
 def by_others(path: Path) -> str:
-    """Who else than this user, and root, can have written the file: a sentence, or nothing."""
+    """Who else than this user, and root, can have written the file: a sentence, or nothing. A
+    group that may write counts as the user: on many clusters a project shares its folders."""
     for each in dict.fromkeys((path, path.parent, path.resolve(), path.resolve().parent)):
         info = each.stat()
         if info.st_uid not in (0, os.geteuid()):
