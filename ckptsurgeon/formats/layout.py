@@ -73,14 +73,6 @@ class Format(Advice, ABC):
         """The step that a pointer file names, or None when it is missing or names nothing."""
         return None
 
-    def saved_over(self, run: Path, step: int) -> list[Path]:
-        """The files of `step` that the save of another step writes over: copies that a restart
-        loads."""
-        copies = set(self.pointer_files(run))
-        return [
-            file for file in self.files(run, step) if not copies.isdisjoint([file, *file.parents])
-        ]
-
 
 # --- what few families need to say ---------------------------------------------------------------
 
@@ -121,6 +113,14 @@ class NamesMore(ABC):
     @abstractmethod
     def unclear(self, run: Path, step: int) -> list[Path]:
         """What has the number of a saved step after `step` in its name, and may be of none."""
+
+
+class SavesOver(ABC):
+    """A trainer that may write a step over the one before it, under the same name."""
+
+    @abstractmethod
+    def saved_over(self, run: Path, step: int) -> list[Path]:
+        """The files of `step` whose names are the same for each step."""
 
 
 class CleansUp(ABC):

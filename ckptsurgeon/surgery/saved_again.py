@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.layout import SavesOver
 from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.plans.edits import Append, Change, Edit, Inverse, Move, Replace, Tail, Truncate
 from ckptsurgeon.plans.plan import Receipt
@@ -49,13 +50,24 @@ def without_saved_again(
 def kept_until_the_next_save(run: Run, step: int, edits: Sequence[Edit], id: str) -> list[str]:
     """A sentence on what surgery `id` edits in place and the trainer's next save writes over: it
     ends the undo of the step, which `without_saved_again` refuses then."""
-    over = {run.relative(path) for path in run.format.saved_over(run.root, step)}
+    over = _saved_over(run, step)
     files = [edit.file for edit in edits if isinstance(edit, Append) and edit.file in over]
     if not files:
         return []
     rest = any(isinstance(edit, Append) and edit.file not in over for edit in edits)
     then = f"; from then on it takes {AS_THEY_ARE}" if rest else ""
     return [f"undo {id} works until the trainer saves over {_listed(files)}{then}"]
+
+
+def _saved_over(run: Run, step: int) -> set[str]:
+    """The files of `step` that the save of another step writes over: those of one name for all,
+    and copies that a restart loads."""
+    copies = set(run.format.pointer_files(run.root))
+    files = run.format.files(run.root, step)
+    over = {file for file in files if not copies.isdisjoint([file, *file.parents])}
+    if isinstance(run.format, SavesOver):
+        over |= {*run.format.saved_over(run.root, step)}
+    return set(map(run.relative, over))
 
 
 def _listed(files: Sequence[str]) -> str:

@@ -22,9 +22,9 @@ def test_kill_at_every_call() -> None:
 def test_every_disk_error_at_every_call_once_and_for_good() -> None:
     found = reports(
         *((scenario, faults, ("ENOSPC", "EIO"), BOTH) for scenario in (ROLLBACK, UNDO)),
-        *((scenario, faults, OTHERS, BOTH, 5) for scenario in (ROLLBACK, UNDO)),
+        *((scenario, faults, OTHERS, BOTH, 10) for scenario in (ROLLBACK, UNDO)),
     )
-    sound(found, 1100)
+    sound(found, 900)
     assert all(set(report.codes) <= {1, 5} for report in found)
 
 

@@ -28,7 +28,7 @@ DESCRIBED = ("optim_{step}.pt", "optim_{step}_rank{rank}.pt", "ckpt/optim-{step}
 BESIDE = ("model_{step}.pt", "meta_{step}.json", "ema-{step}/w.bin", "rng{step}_rank1.bin",
           "weights/model_{step}.safetensors", "epoch=1-step={step}-loss=0.25.yaml")  # fmt: skip
 OTHER = ("model_{0}b.pt", "clip.mp{0}", "loss_0.{0}.png", "notes/{0}b", "sum.h{0}", ".cache_{0}",
-         "config_77.json", "a/b/c_{0}.txt")  # fmt: skip
+         "config_7777.json", "a/b/c_{0}.txt")  # fmt: skip
 """No step's, whatever number they have; {0} is one of a step that leaves."""
 
 

@@ -18,7 +18,7 @@ from ckptsurgeon.formats.described.description import Content, Description, File
 from ckptsurgeon.formats.described.sharded import SHARDS, begun
 from ckptsurgeon.formats.described.siblings import Siblings, siblings
 from ckptsurgeon.formats.fields.understood import is_count
-from ckptsurgeon.formats.layout import Format, NamesMore, leads_inside
+from ckptsurgeon.formats.layout import Format, NamesMore, SavesOver, leads_inside
 from ckptsurgeon.formats.megatron.dist import CONFIG, common_file, common_state
 from ckptsurgeon.formats.step_folders import files_below
 
@@ -27,7 +27,7 @@ _known: dict[tuple[object, ...], int | None] = {}
 """The step in a file, by the file as it was: names do not tell it."""
 
 
-class DescribedSteps(Format, NamesMore):
+class DescribedSteps(Format, NamesMore, SavesOver):
     """The steps of one page; what a restart loads of them is its layout's."""
 
     def __init__(self, description: Description) -> None:
@@ -214,9 +214,7 @@ class DescribedSteps(Format, NamesMore):
         ]
 
     def saved_over(self, run: Path, step: int) -> list[Path]:
-        """Copies, and files whose names are the same for each step."""
-        named_alike = [path for path, pattern, _ in self._shards(run, step) if pattern.of_any_step]
-        return [*named_alike, *super().saved_over(run, step)]
+        return [path for path, pattern, _ in self._shards(run, step) if pattern.of_any_step]
 
     def missing(self, run: Path, step: int) -> list[str]:
         """A pattern without a file, and the ranks below the world size or the highest one; and a
