@@ -139,6 +139,25 @@ def test_a_shard_that_becomes_a_link_is_not_copied(
     assert swaps > 3
 
 
+def test_root_copies_into_a_folder_only_what_its_owner_may_read(tmp_path: Path) -> None:
+    """Whatever name led there: a surgery that can't work as the owner reads with root's rights."""
+    source, folder = tmp_path / "private", tmp_path / "his"
+    source.write_bytes(SECRET)
+    folder.mkdir()
+    os.chown(folder, ATTACKER, ATTACKER)
+    for owner, mode, allowed in (
+        (0, 0o600, False), (0, 0o640, False), (0, 0o644, True), (ATTACKER, 0o600, True),
+    ):  # fmt: skip
+        os.chown(source, owner, owner)
+        source.chmod(mode)
+        if allowed:
+            os.close(disk.read_from(source, folder / "copy"))
+        else:
+            with pytest.raises(PermissionError):
+                disk.read_from(source, folder / "copy")
+    os.close(disk.read_from(source, tmp_path / "copy"))
+
+
 def test_no_file_lends_its_rights_to_whoever_runs_it(world: Path) -> None:
     program = world / "victim/program"
     program.write_bytes(b"#!")
