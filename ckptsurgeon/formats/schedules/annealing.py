@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.fields import understood as sane
+from ckptsurgeon.formats.fields import understood
 from ckptsurgeon.formats.fields.values import Decay, Place, Setting
 from ckptsurgeon.formats.schedules.check import (
     ASSERTED,
@@ -34,18 +34,22 @@ KEYS = frozenset(PLAIN.values())
 
 
 def problem(field: str, state: Any) -> str:
-    """What is wrong with the state of a scheduler of Megatron (of any other see `sane.problem`), or
-    the empty string."""
+    """What is wrong with the state of a scheduler of Megatron, or the empty string; of any other
+    scheduler see `understood.problem`."""
     named = normal(state)
     if named is None:
-        return sane.problem(field, state)
-    if not sane.is_bounded(state):
-        return sane.refusal(field, state, "AnnealingLR's numbers and decay style")
+        return understood.problem(field, state)
+    if not understood.is_bounded(state):
+        return understood.refusal(field, state, "AnnealingLR's numbers and decay style")
     for key in sorted(KEYS - {"decay_style"}):
-        if not sane.is_number(named[key]):
-            return sane.refusal(f"{field}.{key}", named[key], "a finite number, 0 or more")
+        if not understood.is_number(named[key]):
+            return understood.refusal(f"{field}.{key}", named[key], "a finite number, 0 or more")
     style = named["decay_style"]
-    return "" if isinstance(style, str) else sane.refusal(f"{field}.decay_style", style, "a name")
+    return (
+        ""
+        if isinstance(style, str)
+        else understood.refusal(f"{field}.decay_style", style, "a name")
+    )
 
 
 def normal(schedule: Any, decay_tokens: int | None = None) -> dict[str, Any] | None:
