@@ -183,6 +183,14 @@ class AdjustsGroups(Capability, ABC):
         """What `value` of `key`, given for all param groups, becomes in the one of `place`."""
 
 
+class CountsMore(Capability, ABC):
+    """It keeps counters that no recipe sets, and that go on with those it sets."""
+
+    @abstractmethod
+    def further_counters(self) -> Mapping[str, Sequence[Place]]:
+        """Name → every place of it."""
+
+
 class HasForms(Capability, ABC):
     """It may hold a converted copy of itself. Others save a step in one form."""
 

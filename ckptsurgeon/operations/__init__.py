@@ -59,6 +59,9 @@ OPERATIONS = (
         "average": "Make weights the mean of several steps."
     }),
     Operation(f"{HERE}.graft", ("Graft",), {"graft": "Take the moments of another step."}),
+    Operation(f"{HERE}.transplant", ("Transplant",), {
+        "transplant": "Fill this run with a step of another one."
+    }),
     Operation(f"{HERE}.clip_moments", ("ClipMoments",), {
         "clip-moments": "Lower the largest entries of exp_avg_sq."
     }),

@@ -25,7 +25,8 @@ from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import Limits
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.section import Changes, Recipe, Section
-from ckptsurgeon.plans.edits import Change, Source
+from ckptsurgeon.plans.edits import Change
+from ckptsurgeon.plans.sources import Source
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.arithmetic import ITEM, floats
 

@@ -17,7 +17,8 @@ from ckptsurgeon.formats.places.moments import NUMBERED
 from ckptsurgeon.formats.tensors.second_copies import second_copies
 from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter
 from ckptsurgeon.hints import Hint, command
-from ckptsurgeon.plans.edits import AnyChange, Change, Computed, Key, Source, relative
+from ckptsurgeon.plans.edits import AnyChange, Change, Computed, Key, relative
+from ckptsurgeon.plans.sources import Source, Woven
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.arithmetic import ITEM
 
@@ -154,7 +155,7 @@ def change(
     run: Run,
     part: Part,
     rule: str,
-    terms: tuple[tuple[Source, ...], ...],
+    terms: tuple[tuple[Source | Woven, ...], ...],
     numbers: tuple[float, ...],
     label: str,
     via: str = "",

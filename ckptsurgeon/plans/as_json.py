@@ -28,7 +28,6 @@ from ckptsurgeon.plans.edits import (
     Renamed,
     Replace,
     Rewrite,
-    Source,
     Span,
     Tail,
     Truncate,
@@ -36,13 +35,14 @@ from ckptsurgeon.plans.edits import (
 from ckptsurgeon.plans.plan import Fingerprint, Plan, Receipt
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.plans.record_types import made
+from ckptsurgeon.plans.sources import Columns, Source, Woven
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Fill, Elements, Source, Computed, Checksum, Renamed, Each, Change, NewText, NewName,
-        Aside, Span, Hole, Content, Link, Rewrite, Relink, Move, Replace, Append, Truncate, Tail,
-        Fingerprint, Promise, Plan, Receipt,
+        Fill, Elements, Source, Columns, Woven, Computed, Checksum, Renamed, Each, Change, NewText,
+        NewName, Aside, Span, Hole, Content, Link, Rewrite, Relink, Move, Replace, Append, Truncate,
+        Tail, Fingerprint, Promise, Plan, Receipt,
     )
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ckptsurgeon.plans.sources import Range, Source, Woven
 from ckptsurgeon.plans.spans import rows
 
 
@@ -70,17 +71,6 @@ class Elements:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Numbers of `dtype` that lie side by side: bytes [start, end) of an existing file,
-    little-endian."""
-
-    file: str
-    start: int
-    end: int
-    dtype: str
-
-
-@dataclass(frozen=True)
 class Computed:
     """`Change.new` of a tensor whose elements are computed when they are written; `label` is what
     a plan calls them. Also the bytes themselves, as a piece of a file.
@@ -94,7 +84,7 @@ class Computed:
     rule: str
     dtype: str
     size: int
-    terms: tuple[tuple[Source, ...], ...]
+    terms: tuple[tuple[Source | Woven, ...], ...]
     numbers: tuple[float, ...] = ()
     via: str = ""
     label: str = ""
@@ -161,7 +151,8 @@ class NewText(Change):
 
 @dataclass(frozen=True)
 class NewName(Change):
-    """A file that gets the name `new`, a `Renamed`, in its folder; it has no `path`."""
+    """A file, or a step's folder with all that is in it, that gets the name `new`, a `Renamed`,
+    where it lies; it has no `path`."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +170,10 @@ class Span:
     file: str
     start: int
     end: int
+
+    def ranges(self) -> Iterator[Range]:
+        """What is read."""
+        yield self.file, self.start, self.end
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.hints import shell
 from ckptsurgeon.plans.edits import (
     AnyChange,
     Append,
@@ -47,6 +49,7 @@ def render(
     links: list[Relink] = []
     copies: dict[str, Content] = {}
     named: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for change in changes:
         if isinstance(change, Aside):
             move = Move(change.file, run.attic(change.file, id))
@@ -58,7 +61,11 @@ def render(
         elif isinstance(change, Rewrite):
             logs.append(rewrite(run, change.file, change.content, id, new=change.new_file))
         elif isinstance(change, NewName):
-            named[change.file] = str(PurePosixPath(change.file).with_name(str(change.new)))
+            name = str(PurePosixPath(change.file).with_name(str(change.new)))
+            if (run.root / change.file).is_dir():
+                folders[change.file] = name
+                continue
+            named[change.file] = name
             shards.setdefault(change.file, [])
         elif isinstance(change, NewText):
             text = Content((str(change.new).encode(),))
@@ -66,6 +73,8 @@ def render(
         else:
             shards.setdefault(change.file, []).append(change)
     rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
+    anew = [edit for pair in folders.items() for edit in _folder(run, *pair, rendered, id)]
+    asides += [Move(folder, run.attic(folder, id)) for folder in folders]
     copied = {file: _copied(content, rendered) for file, content in copies.items()}
     beside = _made_beside(run, copies, rendered)
     under_new_names = {file: (named[file], rendered.pop(file)) for file in named}
@@ -73,7 +82,7 @@ def render(
         *_shards(run, rendered, id, _renamed(run, under_new_names, id)),
         *_shards(run, {**copied, **beside}, id),
     ]
-    edits = [*shards_first, *logs, *relinked(run, links, id), *pointers, *asides]
+    edits = [*anew, *shards_first, *logs, *relinked(run, links, id), *pointers, *asides]
     refuse_foreign(run.root, run.logs.named(), edits, "the plan", assumed)
     return edits
 
@@ -112,6 +121,31 @@ def _renamed(run: Run, shards: Mapping[str, tuple[str, Append | Content]], id: s
         content = edit.whole() if isinstance(edit, Append) else edit
         news.append(Move(run.staging(name, id), name, content, like=file))
     return [*news, *(Move(file, run.attic(file, id)) for file in shards)]
+
+
+def _folder(
+    run: Run, folder: str, name: str, rendered: dict[str, Append | Content], id: str
+) -> Iterator[Edit]:
+    """Each file of a step's folder in one of another name, and what is `rendered` of it, which is
+    taken out; the folder itself leaves last. Raises SurgeryError for a symbolic link in it."""
+    old = [path for path in sorted((run.root / folder).rglob("*")) if not path.is_dir()]
+    if link := next((path for path in old if path.is_symlink()), None):
+        raise SurgeryError(
+            f"{run.relative(link)} is a symbolic link, and the folder gets another name",
+            next=shell(
+                ["cp", "--remove-destination", link.resolve(), link], why="a file of its own"
+            ),
+        )
+    files = dict.fromkeys(map(run.relative, old))
+    files |= dict.fromkeys(file for file in rendered if file.startswith(f"{folder}/"))
+    for file in files:
+        edit = rendered.pop(file, None)
+        content = edit.whole() if isinstance(edit, Append) else edit
+        if content is None:
+            content = Content((Span(file, 0, (run.root / file).stat().st_size),))
+        new = f"{name}{file.removeprefix(folder)}"
+        like = file if (run.root / file).exists() else None
+        yield Move(run.staging(new, id), new, content, like)
 
 
 def _shards(

@@ -26,11 +26,11 @@ from ckptsurgeon.plans.edits import (
     Link,
     Move,
     Replace,
-    Source,
     Span,
     Truncate,
 )
 from ckptsurgeon.plans.plan import Fingerprint
+from ckptsurgeon.plans.sources import Source, Woven
 
 AGAIN = again(why="it plans anew")
 RIGHTS = "run as the user who owns the run, or change its permissions"
@@ -172,15 +172,14 @@ def _check_source(root: Path, file: str, content: Content | Link | None) -> None
     if content is not None and there:
         raise SurgeryError(f"{root / file}: a file is in the way of the staged one", next=AGAIN)
     for piece in content.pieces if isinstance(content, Content) else ():
-        spans: list[Span | Source] = [piece] if isinstance(piece, Span) else []
+        spans: list[Span | Source | Woven] = [piece] if isinstance(piece, Span) else []
         if isinstance(piece, Computed):
             spans += [source for term in piece.terms for source in term]
-        for span in spans:
-            size = _size(root / span.file)
-            if not 0 <= span.start <= span.end <= size:
+        for file, start, end in (read for span in spans for read in span.ranges()):
+            size = _size(root / file)
+            if not 0 <= start <= end <= size:
                 raise SurgeryError(
-                    f"{root / span.file} has {size} bytes, and the plan reads {span.start} to "
-                    f"{span.end}",
+                    f"{root / file} has {size} bytes, and the plan reads {start} to {end}",
                     next=AGAIN,
                 )
 

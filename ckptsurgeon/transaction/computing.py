@@ -13,18 +13,21 @@ import os
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.hints import command
-from ckptsurgeon.plans.edits import Checksum, Computed, Source
+from ckptsurgeon.plans.edits import Checksum, Computed
+from ckptsurgeon.plans.sources import Source, Woven
 from ckptsurgeon.transaction.arithmetic import ITEM, spoilt, together
 from ckptsurgeon.transaction.crc32 import joined
 from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
 from ckptsurgeon.transaction.redo import each
+from ckptsurgeon.transaction.weaving import Weaver
 
 STRETCH = 1 << 23
 """Elements that one thread computes one after the other."""
@@ -58,7 +61,8 @@ class Sum(NamedTuple):
     crc: int
 
 
-Group = tuple[Source, ...]
+Numbers = Source | Woven
+Group = tuple[Numbers, ...]
 """One source of each term, with equally many numbers."""
 
 
@@ -124,7 +128,7 @@ def _refuse_spoilt(
     element, wrong = found
     source = group[max(wrong, 0)]
     label = f" ({piece.label})" if piece.label else ""
-    where = f"{source.file}: byte {source.start + (first + element) * ITEM.get(source.dtype, 1)}"
+    where = _where(source, (first + element) * ITEM.get(source.dtype, 1))
     if wrong < 0:
         raise SurgeryError(
             f"{where}: this number would be too large for {piece.dtype}{label}",
@@ -141,22 +145,39 @@ def _width(piece: Computed) -> int:
     return ITEM.get(piece.dtype, 1)
 
 
-def _count(source: Source) -> int:
+def _count(source: Numbers) -> int:
     return (source.end - source.start) // ITEM.get(source.dtype, 1)
 
 
-def _cut(source: Source, first: int, end: int) -> Source:
+def _cut(source: Numbers, first: int, end: int) -> Numbers:
     """The elements [first, end) of a source."""
     item = ITEM.get(source.dtype, 1)
     start = source.start
-    return Source(source.file, start + first * item, start + end * item, source.dtype)
+    return replace(source, start=start + first * item, end=start + end * item)
+
+
+def _where(source: Numbers, byte: int) -> str:
+    """The file and byte of one byte of a source."""
+    if isinstance(source, Source):
+        return f"{source.file}: byte {source.start + byte}"
+    number, inside = divmod(source.start + byte, source.row)
+    for columns in source.columns:
+        if inside < columns.width:
+            break
+        inside -= columns.width
+    return f"{columns.file}: byte {columns.start + number * columns.stride + inside}"
+
+
+def _names(sources: Iterable[Numbers]) -> Iterable[str]:
+    """The files that they read from, each once."""
+    return dict.fromkeys(file for source in sources for file, _, _ in source.ranges())
 
 
 def _compute(
     root: Path,
     group: Group,
     places: Sequence[Place],
-    uses: Mapping[Source, int],
+    uses: Mapping[Numbers, int],
     rooms: Rooms,
     size: int,
 ) -> list[tuple[Place, int]]:
@@ -168,16 +189,13 @@ def _compute(
     size = min(size, 2 * (whole * max(items) + ALIGN))
     block = min(BLOCK, (size // 2 - ALIGN) // max(items))
     crcs = [0] * len(places)
-    for source in group:
-        os.close(disk.read_from(root / source.file, places[0].path))
+    for name in _names(group):
+        os.close(disk.read_from(root / name, places[0].path))
     with contextlib.ExitStack() as stack:
-        terms = [
-            stack.enter_context(
-                Reader(root / source.file, source.start, source.end, room, block * item,
-                       once=uses[source] == 1)
-            )
-            for source, room, item in zip(group, rooms.get(len(group), size), items, strict=True)
-        ]  # fmt: skip
+        terms: list[Reader | Weaver] = []
+        for source, room, item in zip(group, rooms.get(len(group), size), items, strict=True):
+            terms.append(_reader(root, source, room, block * item, uses[source] == 1))
+            stack.push(terms[-1])
         outs = [stack.enter_context(disk.opened(place.path)) for place in places]
         for first in range(0, whole, block):
             count = min(block, whole - first)
@@ -195,13 +213,20 @@ def _compute(
     return list(zip(places, crcs, strict=True))
 
 
+def _reader(
+    root: Path, source: Numbers, room: memoryview, most: int, once: bool
+) -> Reader | Weaver:
+    if isinstance(source, Woven):
+        return Weaver(root, source, room)
+    return Reader(root / source.file, source.start, source.end, room, most, once)
+
+
 def _refuse_short(root: Path, group: Group, numbers: Sequence[memoryview], count: int) -> None:
     """Raise SurgeryError unless `count` elements of each source are there."""
     for source, data in zip(group, numbers, strict=True):
         if len(data) < count * ITEM.get(source.dtype, 1):
-            raise SurgeryError(
-                f"{root / source.file} shrank while it was being read", next="try again"
-            )
+            name = root / next(iter(_names([source])))
+            raise SurgeryError(f"{name} shrank while it was being read", next="try again")
 
 
 def resolved(

@@ -130,7 +130,8 @@ def _sources(edit: Edit | Tail) -> Iterator[str]:
         if isinstance(piece, Span):
             yield piece.file
         elif isinstance(piece, Computed):
-            yield from (source.file for term in piece.terms for source in term)
+            sources = (source for term in piece.terms for source in term)
+            yield from (file for source in sources for file, _, _ in source.ranges())
 
 
 def _keeping(root: Path, names: Iterable[str]) -> list[Path]:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.append import render
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.plans.edits import Change, Computed, Content, Source
+from ckptsurgeon.plans.edits import Change, Computed, Content
+from ckptsurgeon.plans.sources import Source
 from ckptsurgeon.transaction import computing, staging
 from ckptsurgeon.transaction.arithmetic import computed, floats, from_floats
 from ckptsurgeon.transaction.computing import Sum
@@ -202,7 +203,8 @@ def test_memory_stays_below_256_mb_whatever_the_size(tmp_path: Path) -> None:
             file.truncate(size)
     code = (
         "import sys, numpy, resource; from pathlib import Path\n"
-        "from ckptsurgeon.plans.edits import Computed, Content, Source\n"
+        "from ckptsurgeon.plans.edits import Computed, Content\n"
+        "from ckptsurgeon.plans.sources import Source\n"
         "from ckptsurgeon.transaction.staging import _Staged, _write\n"
         f"root, size = Path({str(tmp_path)!r}), {size}\n"
         "terms = tuple((Source(name, 0, size, 'float32'),) for name in ('a', 'b'))\n"
@@ -223,7 +225,8 @@ def test_memory_stays_below_256_mb_however_many_terms(tmp_path: Path) -> None:
         file.truncate(size)
     code = (
         "import resource, numpy; from pathlib import Path\n"
-        "from ckptsurgeon.plans.edits import Computed, Content, Source\n"
+        "from ckptsurgeon.plans.edits import Computed, Content\n"
+        "from ckptsurgeon.plans.sources import Source\n"
         "from ckptsurgeon.transaction import computing, staging\n"
         "computing.STRETCH = 1 << 19\n"
         f"size, terms = {size}, ((Source('a', 0, {size}, 'float32'),),) * 24\n"

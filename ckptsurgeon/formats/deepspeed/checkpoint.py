@@ -12,6 +12,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.capabilities import (
     Converts,
     Cools,
+    CountsMore,
     HasForms,
     HasHeads,
     HasReplicas,
@@ -68,6 +69,7 @@ class DeepSpeedCheckpoint(
     DeepSpeedShards,
     Converts,
     Cools,
+    CountsMore,
     HasForms,
     HasHeads,
     HasReplicas,
@@ -132,6 +134,11 @@ class DeepSpeedCheckpoint(
         """Of the arguments of a trainer like Megatron's; DeepSpeed's config is never read back."""
         with understood(self.path):
             return batch.rebatch(self, self.args(), size, ramp, own_config)
+
+    def further_counters(self) -> Mapping[str, Sequence[Place]]:
+        """The engine's own, beside those of its trainer."""
+        found = {name: self.in_models(name) for name in ("global_steps", "global_samples")}
+        return {name: places for name, places in found.items() if places}
 
     def fragments(self, name: str) -> list[Part]:
         """See `fragments`."""

@@ -1,0 +1,173 @@
+"""Where the elements of a part of one step are in another one, which cut the same parameter
+otherwise.
+
+A parameter is seen as a matrix, whose columns begin at the last axis that anything is cut along. A
+cut of it then has some columns of some rows, and a part has a run of those, row after row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+from math import prod
+from operator import itemgetter
+from typing import NamedTuple
+
+from ckptsurgeon.formats.fields.values import Box, Part, Place
+
+
+class Rows(NamedTuple):
+    """`width` elements of each row: those of the first row from element `start` of the tensor at
+    `place` on, those of each further one `stride` elements later."""
+
+    place: Place
+    start: int
+    width: int
+    stride: int
+
+
+class Band(NamedTuple):
+    """So many `rows`, of which each is one row of each of `columns` in turn."""
+
+    rows: int
+    columns: tuple[Rows, ...]
+
+
+class Unknown(Exception):
+    """Why elements can't be found, in words that go on after the name of the parameter."""
+
+
+class _Rect(NamedTuple):
+    """The rows [top, bottom) of a matrix, of the columns [left, right)."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    @property
+    def width(self) -> int:
+        return self.right - self.left
+
+
+class _Run(NamedTuple):
+    """A part, and the rectangle of its cut: it has the elements [first, end) of that."""
+
+    rect: _Rect
+    first: int
+    end: int
+    part: Part
+
+    def row(self, number: int) -> tuple[int, int]:
+        """The columns [left, right) of a row of the matrix that it has."""
+        before = (number - self.rect.top) * self.rect.width
+        begin, end = max(self.first - before, 0), min(self.end - before, self.rect.width)
+        return self.rect.left + begin, self.rect.left + max(begin, end)
+
+    def at(self, number: int, column: int) -> int:
+        """Where that element is in the tensor."""
+        inside = (number - self.rect.top) * self.rect.width + column - self.rect.left
+        return self.part.start + inside - self.first
+
+    def breaks(self) -> Iterator[int]:
+        """The rows before which it begins or ends, and those around a row that it has a part of."""
+        for element in (self.first, self.end):
+            row, inside = divmod(element, self.rect.width)
+            yield self.rect.top + row
+            if inside:
+                yield self.rect.top + row + 1
+
+
+def gathered(wanted: Part, found: Sequence[Part]) -> list[Band]:
+    """The elements of `wanted`, one after another, out of `found`: parts of the same parameter and
+    kind in another step. Their `box` says which block of it each cut is; of copies, the first one
+    is taken. Raises Unknown for elements that are in none of them."""
+    boxes = [part.box for part in (wanted, *found)]
+    own, *others = [box for box in boxes if box is not None]
+    assert len(others) == len(found), "every part has a box"
+    if other := next((box for box in others if box.whole != own.whole), None):
+        raise Unknown(f"has the sizes {list(own.whole)} and {list(other.whole)}")
+    axis = max(map(_last_cut, (own, *others)))
+    runs = [run for part in found for run in _runs(part, axis)]
+    out: list[Band] = []
+    for run in _runs(wanted, axis):
+        for rect in _pieces(run.rect, run.first, run.end):
+            out += _bands(rect, [each for each in runs if _meet(rect, each.rect)])
+    return out
+
+
+def _last_cut(box: Box) -> int:
+    """The last axis along which the block is not the whole parameter."""
+    sizes = zip(box.size, box.whole, strict=True)
+    return max((i for i, (size, whole) in enumerate(sizes) if size < whole), default=0)
+
+
+def _runs(part: Part, axis: int) -> Iterator[_Run]:
+    """The part in each rectangle of its cut, in the order of its elements. The columns begin at
+    `axis`; a block is several rectangles where an axis before that is cut as well, and there are
+    others before it."""
+    box = part.box
+    assert box is not None
+    if not box.whole:  # a number
+        yield _Run(_Rect(0, 1, 0, 1), 0, 1, part)
+        return
+    inner = prod(box.whole[axis + 1 :])
+    left, width = box.offset[axis] * inner, box.size[axis] * inner
+    last = max((i for i in range(axis) if box.size[i] < box.whole[i]), default=0)
+    rows = prod(box.size[last:axis])
+    size, at = rows * width, 0
+    for outer in product(*(range(n) for n in box.size[:last])):
+        top = 0
+        for index in range(axis):
+            here = outer[index] if index < last else 0
+            top = top * box.whole[index] + box.offset[index] + here
+        first, end = part.first - at, part.first + part.end - part.start - at
+        if first < size and end > 0:
+            inside = part._replace(start=part.start + max(0, -first))
+            rect = _Rect(top, top + rows, left, left + width)
+            yield _Run(rect, max(first, 0), min(end, size), inside)
+        at += size
+
+
+def _meet(one: _Rect, other: _Rect) -> bool:
+    return (
+        one.left < other.right
+        and other.left < one.right
+        and one.top < other.bottom
+        and other.top < one.bottom
+    )
+
+
+def _pieces(rect: _Rect, first: int, end: int) -> Iterator[_Rect]:
+    """The elements [first, end) of a rectangle, row after row, as rectangles: the rest of a row,
+    whole rows, and the begin of one."""
+    while first < end:
+        row, inside = divmod(first, rect.width)
+        rows = 1 if inside else max(1, (end - first) // rect.width)
+        width = min(rect.width - inside, end - first) if inside or rows == 1 else rect.width
+        left, top = rect.left + inside, rect.top + row
+        yield _Rect(top, top + rows, left, left + width)
+        first += rows * width
+
+
+def _bands(rect: _Rect, runs: Sequence[_Run]) -> Iterator[Band]:
+    breaks = {rect.top, rect.bottom}
+    for run in runs:
+        breaks.update(row for row in run.breaks() if rect.top < row < rect.bottom)
+    edges = sorted(breaks)
+    for top, bottom in pairwise(edges):
+        yield Band(bottom - top, tuple(_columns(rect, top, runs)))
+
+
+def _columns(rect: _Rect, row: int, runs: Sequence[_Run]) -> Iterator[Rows]:
+    """The columns of `rect` in one row, from left to right; of copies, the first one's. The same
+    runs have them in each row of the band that begins there."""
+    at = rect.left
+    here = ((*run.row(row), run) for run in runs if run.rect.top <= row < run.rect.bottom)
+    for left, right, run in sorted(here, key=itemgetter(0)):
+        end = min(right, rect.right)
+        if left <= at < end:
+            yield Rows(run.part.place, run.at(row, at), end - at, run.rect.width)
+            at = end
+    if at < rect.right:
+        raise Unknown(f"lacks {rect.right - at} of its elements in row {row}")

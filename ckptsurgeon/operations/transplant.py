@@ -1,0 +1,180 @@
+"""The whole state of a step of another run, in the layout that this run's trainer saved.
+
+The trainer of the new layout saves one step of a fresh run, and that is filled: no writer of
+layouts is needed, and what the step does not hold can't be lost without a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from ckptsurgeon import whole_file
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.hints import command
+from ckptsurgeon.operations.computed_changes import sources_of, with_copies
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.known_optimizer import knowing
+from ckptsurgeon.operations.limits import COUNT
+from ckptsurgeon.operations.section import Changes, Recipe, Section
+from ckptsurgeon.operations.transplanted_numbers import numbers
+from ckptsurgeon.operations.transplanted_tensors import Tensors
+from ckptsurgeon.plans.edits import AnyChange, NewName, NewText, Renamed
+from ckptsurgeon.plans.promise import Promise
+from ckptsurgeon.run.run import Run
+
+
+@dataclass(frozen=True)
+class Transplant(Section):
+    """Weights, masters, moments, counters and settings become those of `step` of the run `source`,
+    element by element and field by field, whatever layout either has."""
+
+    key: ClassVar[str] = "transplant"
+
+    source: Annotated[
+        str,
+        Key(
+            "the run whose weights, optimizer, counters and settings this one gets",
+            "--from DIR",
+            value="folder",
+        ),
+    ]
+    step: Annotated[
+        int | None,
+        Key(
+            "the step of that run; without it the newest complete one",
+            "--step STEP",
+            value="step",
+            limits=COUNT,
+        ),
+    ] = None
+    require_all: Annotated[
+        bool,
+        Key(
+            "refused where a parameter of either run is not in the other one",
+            "--require-all",
+        ),
+    ] = False
+
+    def reads(self, run: Run, step: int) -> list[Path]:
+        source, number = self._source(run)
+        return sources_of(source, [number])
+
+    def _source(self, run: Run) -> tuple[Run, int]:
+        """The run and its step. Raises for a step that is not there, or not complete."""
+        source = Run.open(Path(self.source))
+        if source.root == run.root:
+            raise UsageError(
+                f"{source.root} is the run that is filled",
+                next=command("rollback", "--to", "STEP", why="goes back to a step of a run itself"),
+            )
+        complete = [number for number in source.steps() if source.complete(number)]
+        number = self.step if self.step is not None else max(complete, default=None)
+        if number is None:
+            raise source.none_complete()
+        if number in complete:
+            return source, number
+        status = command("status", why="list the complete steps", run=self.source)
+        if number not in source.steps():
+            raise UsageError(f"step {number} is not saved in {source.root}", next=status)
+        newest = max(complete, default=None)
+        also = "" if newest is None else f"; the newest complete one is {newest}"
+        raise SurgeryError(f"step {number} of {source.root} is not complete{also}", next=status)
+
+    def title(self, run: Run, step: int) -> list[str]:
+        source, number = self._source(run)
+        return [f"transplant step {number} of {source.root}"]
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        checkpoint = knowing(run, checkpoint)
+        source, number = self._source(run)
+        donor = knowing(source, source.checkpoint(number))
+        for each, where in ((donor, source), (checkpoint, run)):
+            if sentences := each.contradictions():
+                raise SurgeryError(
+                    f"step {each.step} of {where.root} is not sound: {sentences[0]}",
+                    next=command("verify", each.step, run=str(where.root)),
+                )
+        tensors = Tensors(run, checkpoint, donor)
+        changes: list[AnyChange] = with_copies(run, checkpoint, tensors.changes())
+        warnings = tensors.sentences()
+        if self.require_all and tensors.differing:
+            raise SurgeryError(
+                f"not every parameter is in both runs: {warnings[0]}",
+                next="without --require-all they stay as they are, and the plan lists them",
+            )
+        settings, sentences = numbers(run, checkpoint, donor)
+        changes += settings
+        changes += _renamed(run, checkpoint.step, donor.state().step)
+        if writers := source.trainer():
+            sentences.append(f"{source.root}: {writers}; step {number} is read as it is now")
+        after = checkpoint.after(changes, run.root).state().promise
+        sentences += _unlike(run, donor.state().promise, after)
+        return changes, [*warnings, *sentences]
+
+
+def _renamed(run: Run, step: int, number: int) -> Iterator[AnyChange]:
+    """The step counts as `number`, in the name of its folder too, and the pointers name it. Raises
+    SurgeryError where another one has that name."""
+    if number == step:
+        return
+    if number in run.steps():
+        raise SurgeryError(
+            f"step {number} is saved in {run.root} already, and the transplant would be it",
+            next="transplant into a fresh run with one saved step",
+        )
+    (entry,) = run.entries(step)
+    name = re.sub(rf"(?<!\d)(0*){step}(?!\d)", lambda found: _alike(found[0], number), entry.name)
+    if name == entry.name:
+        return
+    yield NewName(run.relative(entry), "step", entry.name, Renamed(name))
+    for path, text in run.format.pointers(run.root, number).items():
+        if isinstance(text, Path):
+            raise SurgeryError(
+                f"{run.relative(path)} is a copy of step {step}, or a link to it",
+                next="transplant into a run whose trainer has saved no copy of its last step",
+            )
+        yield NewText(run.relative(path), "latest", whole_file.text(path), text)
+
+
+def _alike(old: str, number: int) -> str:
+    """The number with as many digits as the old one had, where that began with zeros."""
+    return f"{number:0{len(old)}d}" if old.startswith("0") else str(number)
+
+
+def _unlike(run: Run, wanted: Promise, made: Promise) -> Iterator[str]:
+    """A sentence for each value that the next step of the source would use and this one will not,
+    with what sets it."""
+    for name in Promise.values():
+        old, new = getattr(wanted, name), getattr(made, name)
+        if old == new or old is None or name in ("groups", "settings"):
+            continue
+        if name in made.not_understood:
+            continue
+        how = run.format.advise(name, old)
+        here = "is not kept here" if new is None else f"is {new} here"
+        yield f"{name} is {old} in the source and {here}: {how}"
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def transplant(section: Transplant) -> Recipe:
+    """Fill this run with a step of another one.
+
+    The new trainer, at its new sizes, saves one step of a fresh run. Then every weight, fp32 master
+    and moment, every counter and setting in it becomes that of the other run: across ZeRO stages,
+    data-, tensor- and pipeline-parallel sizes.
+
+    Examples:
+    ckptsurgeon transplant --from /runs/old --step 6210
+    ckptsurgeon transplant --from /runs/old --dry-run
+    """
+    return Recipe(section)
+
+
+COMMANDS = {"transplant": transplant}

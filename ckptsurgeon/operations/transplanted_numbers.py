@@ -1,0 +1,199 @@
+"""What is no tensor in a transplant: counters, settings of param groups, the schedule, by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats.capabilities import CountsMore, NamesGroups
+from ckptsurgeon.hints import command
+from ckptsurgeon.operations.place_changes import PlaceChanges
+from ckptsurgeon.operations.section import Changes
+from ckptsurgeon.run.run import Run
+
+IN_GROUPS = ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum")
+COUNTERS = (
+    "iteration", "skipped_steps", "consumed_samples", "tokens", "data_epoch", "data_batches",
+    "data_tokens",
+)  # fmt: skip
+SETTINGS = (
+    "max_lr", "min_lr", "warmup", "decay", "decay_style", "position", "rewarm", "adam_step",
+    "clip_grad", "loss_scale", "seed", "skip",
+)  # fmt: skip
+STATE = "scheduler"
+
+
+def numbers(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Changes:
+    """Each field that both keep becomes that of the source, wherever it is kept. What one of the
+    two keeps alone is left to who compares what the next steps would use."""
+    made = PlaceChanges(run)
+    warnings: list[str] = []
+    steps = donor.state().step
+    if not checkpoint.locate("iteration") and not _more(checkpoint):
+        raise SurgeryError(
+            f"{checkpoint.path.name} keeps no count of its updates but in its name",
+            next=command("show", why="what it keeps"),
+        )
+    for field in (*COUNTERS, *SETTINGS):
+        own, theirs = checkpoint.locate(field), donor.locate(field)
+        value = _one(donor, field) if theirs else None
+        if field == "iteration":
+            value = steps
+        if own and value is None and field in COUNTERS and not theirs:
+            warnings.append(f"{field} stays {next(iter(own)).value}: the source keeps none of it")
+        if value is None:
+            continue
+        for place in own:
+            made.put(field, place, _like(place.value, value))
+    _schedules(made, checkpoint, donor)
+    for field in IN_GROUPS:
+        own, theirs = checkpoint.locate(field), donor.locate(field)
+        if own and theirs:
+            for place, value in _grouped(checkpoint, donor, own, theirs, field):
+                made.put(field, place, _like(place.value, value))
+    for name, places in _more(checkpoint).items():
+        known = _more(donor).get(name)
+        for place in places:
+            value = known[0].value if known else steps if name == UPDATES else place.value
+            made.put(name, place, value)
+    return list(made.changes.values()), warnings
+
+
+UPDATES = "global_steps"
+"""Of the further counters, what counts updates."""
+
+
+def _more(checkpoint: Checkpoint) -> Mapping[str, Sequence[Place]]:
+    able = CountsMore.optional(checkpoint)
+    return {} if able is None else able.further_counters()
+
+
+def _one(donor: Checkpoint, field: str) -> Any:
+    """The value of the source. Raises SurgeryError where it has several that are used."""
+    values = list(dict.fromkeys(map(_hashable, (place.value for place in donor.deciding(field)))))
+    if len(values) > 1:
+        raise SurgeryError(
+            f"{field} of the source is not one number: {values[0]} and {values[1]}",
+            next=command("show", why="of which parameters"),
+        )
+    return donor.deciding(field)[0].value if values else None
+
+
+def _hashable(value: Any) -> Any:
+    return repr(value) if isinstance(value, (list, dict)) else value
+
+
+def _like(old: Any, new: Any) -> Any:
+    """`new` as the kind of number, or of sequence, that is there."""
+    if old is None or new is None or isinstance(old, Tensor) or type(old) is type(new):
+        return new
+    if isinstance(old, bool) or not isinstance(old, (int, float, str, list, tuple)):
+        return new
+    if isinstance(old, int) and isinstance(new, float) and not new.is_integer():
+        return new
+    return type(old)(new)
+
+
+# --- the state of a scheduler --------------------------------------------------------------------
+
+
+def _schedules(made: PlaceChanges, checkpoint: Checkpoint, donor: Checkpoint) -> None:
+    """Of a scheduler with the same keys every number; of another kind nothing, as what its numbers
+    mean is not the same."""
+    theirs = donor.locate(STATE)
+    for place in checkpoint.locate(STATE):
+        if not theirs or not isinstance(place.value, Mapping):
+            continue
+        other = theirs[0].value
+        if not isinstance(other, Mapping) or other.keys() != place.value.keys():
+            continue
+        for key, old in place.value.items():
+            new = other[key]
+            if not (_is_plain(old) and _is_plain(new)) or _length(old) != _length(new):
+                continue
+            for inner in checkpoint.at(place.file, (*place.path, key)):
+                made.put(f"{STATE}.{key}", inner, new)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(item is None or isinstance(item, (bool, int, float, str)) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (list, tuple)) else -1
+
+
+# --- param groups --------------------------------------------------------------------------------
+
+
+def _grouped(
+    checkpoint: Checkpoint,
+    donor: Checkpoint,
+    own: Sequence[Place],
+    theirs: Sequence[Place],
+    field: str,
+) -> Iterator[tuple[Place, Any]]:
+    """Of each param group the value that the same parameters have in the source: by their names;
+    where these are not saved, by the number of the group. Raises SurgeryError where neither says
+    it."""
+    values = list(dict.fromkeys(_hashable(place.value) for place in theirs if place.wins))
+    first = next((place.value for place in theirs if place.wins), theirs[0].value)
+    if len(values) <= 1:
+        yield from ((place, first) for place in own)
+        return
+    named = _by_parameter(donor, field)
+    groups = {key: place for place in theirs if (key := _group(donor, place)) is not None}
+    mine = {place[1]: place[0] for place in _names(checkpoint, field)}
+    for place in own:
+        names = mine.get(_key(place), ())
+        found = [named[name] for name in names if name in named]
+        if found and all(_hashable(value) == _hashable(found[0]) for value in found):
+            yield place, found[0]
+            continue
+        number = _group(checkpoint, place)
+        if not named and number is not None and number in groups:
+            yield place, groups[number].value
+            continue
+        if number is None and not place.wins:
+            continue
+        raise SurgeryError(
+            f"{field} differs between the param groups of the source, and which of them group "
+            f"{number} here is does not follow from the names of their parameters",
+            next="split the param groups of the new trainer as those of the source are",
+        )
+
+
+def _key(place: Place) -> tuple[Any, ...]:
+    return place.file, place.path
+
+
+def _names(checkpoint: Checkpoint, field: str) -> list[tuple[tuple[str, ...], tuple[Any, ...]]]:
+    able = NamesGroups.optional(checkpoint)
+    if able is None:
+        return []
+    try:
+        return [(names, _key(place)) for names, place in able.of_parameters(field)]
+    except SurgeryError:
+        return []
+
+
+def _by_parameter(donor: Checkpoint, field: str) -> dict[str, Any]:
+    able = NamesGroups.optional(donor)
+    if able is None:
+        return {}
+    try:
+        return {name: place.value for names, place in able.of_parameters(field) for name in names}
+    except SurgeryError:
+        return {}
+
+
+def _group(checkpoint: Checkpoint, place: Place) -> int | None:
+    try:
+        return checkpoint.group_of(place)
+    except (ValueError, IndexError, TypeError):
+        return None

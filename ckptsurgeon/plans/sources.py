@@ -1,0 +1,62 @@
+"""Where numbers are read from: a range of a file, or rows that lie in several files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+Range = tuple[str, int, int]
+"""A file, and the first byte and the end of what is read of it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Numbers of `dtype` that lie side by side: bytes [start, end) of an existing file,
+    little-endian."""
+
+    file: str
+    start: int
+    end: int
+    dtype: str
+
+    def ranges(self) -> Iterator[Range]:
+        """What is read."""
+        yield self.file, self.start, self.end
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Some columns of a matrix: `width` bytes of each row of it, in an existing file. Those of the
+    first row are at `start`, those of each further one `stride` bytes later."""
+
+    file: str
+    start: int
+    width: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Woven:
+    """Numbers of `dtype` in rows, each of which is one row of each of `columns` in turn: bytes
+    [start, end) of those, little-endian. Raises ValueError for columns that no matrix has."""
+
+    columns: tuple[Columns, ...]
+    start: int
+    end: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if not self.columns or any(not 0 < each.width <= each.stride for each in self.columns):
+            raise ValueError("columns that are no part of their rows")
+
+    @property
+    def row(self) -> int:
+        """Bytes of one row."""
+        return sum(each.width for each in self.columns)
+
+    def ranges(self) -> Iterator[Range]:
+        """All that may be read: one range of each of `columns`."""
+        first, last = self.start // self.row, -(-self.end // self.row) - 1
+        for each in self.columns:
+            end = each.start + last * each.stride + each.width
+            yield each.file, each.start + first * each.stride, end
