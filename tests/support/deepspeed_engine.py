@@ -77,7 +77,8 @@ def _model(kind: str) -> Any:
         return _moe(2 if kind == "moe-on-two-ranks" else 1)
     if kind == "wide":  # 8-bit optimizers keep fewer than 4096 elements in 32 bits
         return nn.Sequential(nn.Linear(8, 640), nn.LayerNorm(640), nn.Linear(640, 8))
-    return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+    deeper = [nn.Linear(8, 8)] if kind == "deeper" else []
+    return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), *deeper)
 
 
 def _moe(ranks: int) -> Any:
@@ -301,9 +302,11 @@ def process_group() -> Iterator[None]:
 # --- two ranks -----------------------------------------------------------------------------------
 
 
-def launched(what: str, root: Path, options: Options, ranks: int = 2) -> list[dict[str, Any]]:
+def launched(
+    what: str, root: Path, options: Options, ranks: int = 2, steps: int = 6
+) -> list[dict[str, Any]]:
     """`make` or `resume` on several ranks; what each rank holds, in rank order."""
-    words = (what, root, json.dumps(asdict(options)))
+    words = (what, root, json.dumps(asdict(options)), steps)
     done = run_module("tests.support.deepspeed_engine", *words, ranks=ranks)
     lines = [line for line in done.stdout.splitlines() if line.startswith("HELD: ")]
     return list(json.loads(lines[0][6:])) if lines else []
@@ -315,7 +318,7 @@ def main() -> None:
     what, root, options = sys.argv[1], Path(sys.argv[2]), Options(**json.loads(sys.argv[3]))
     distributed.start(1)
     if what == "make":
-        make(root, options)
+        make(root, options, int(sys.argv[4]))
     else:
         held = distributed.gather(resume(root, options))
         if distributed.rank() == 0:  # two ranks' lines would be mixed

@@ -1,0 +1,219 @@
+"""A transplant fills what a real DeepSpeed engine of another layout saved, bit for bit.
+
+The witness is DeepSpeed's own converter: what it makes of the source and of the filled step is the
+same. Where the arithmetic of both layouts is the same, so are the losses that follow.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import Plan, Run, look, plan, surgery
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.recipe.file import from_data
+from tests.support.deepspeed_engine import Options, build, launched, make, process_group, resume
+from tests.support.snapshot import exact_snapshot, snapshot
+from tests.support.universal import convert
+
+STEP = 6
+BF16 = Options(dtype="bf16")
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    with process_group():
+        yield
+
+
+def saved(root: Path, options: Options, ranks: int = 1, steps: int = STEP) -> Path:
+    """A run of one saved step."""
+    if ranks == 1:
+        make(root, options, steps)
+    else:
+        launched("make", root, options, ranks, steps)
+    return root
+
+
+def transplanted(run: Path, source: Path, **more: Any) -> Plan:
+    recipe = from_data({"transplant": {"source": str(source), **more}})
+    made = plan(Run.open(run), recipe)
+    surgery.apply(Run.open(run), made)
+    return made
+
+
+def converted(root: Path, step: int = STEP) -> dict[str, dict[str, Any]]:
+    """Masters and moments by parameter, as `ds_to_universal` makes them; the run stays as it is."""
+    copy = root.with_name(f"{root.name}-copy")
+    shutil.copytree(root, copy)
+    zero = convert(copy, step) / "zero"
+    out: dict[str, dict[str, Any]] = {}
+    for kind in ("fp32", "exp_avg", "exp_avg_sq"):
+        for file in zero.glob(f"*/{kind}.pt"):
+            held = torch.load(file)  # of ZeRO 3 the elements alone, in one row
+            tensor = held["param"] if isinstance(held, dict) else held
+            out.setdefault(file.parent.name, {})[kind] = tensor.flatten()
+    shutil.rmtree(copy)
+    return out
+
+
+def weights(root: Path) -> dict[str, Any]:
+    file = root / f"global_step{STEP}" / "mp_rank_00_model_states.pt"
+    return dict(torch.load(file, weights_only=False)["module"])
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def losses(root: Path, options: Options, steps: int = 5) -> list[float]:
+    """Of the next updates of a new engine, which loads `latest`."""
+    engine = build(options)
+    assert engine.load_checkpoint(str(root))[0] is not None
+    out = []
+    for _ in range(steps):
+        torch.manual_seed(engine.global_steps)
+        x = torch.randn(2, 8).to(torch.bfloat16 if options.dtype == "bf16" else torch.float32)
+        loss = engine(x).float().pow(2).mean()
+        engine.backward(loss)
+        engine.step()
+        out.append(float(loss.detach()))
+    return out
+
+
+PAIRS = {
+    "zero1-to-zero2": ((Options(stage=1), 1), (Options(stage=2), 1)),
+    "zero2-to-zero3-bf16": ((replace(BF16, stage=2), 1), (replace(BF16, stage=3), 1)),
+    "zero3-to-zero1-bf16": ((replace(BF16, stage=3), 1), (replace(BF16, stage=1), 1)),
+    "two-ranks-to-one": ((Options(stage=1), 2), (Options(stage=1), 1)),
+    "one-to-two-ranks-bf16": ((replace(BF16, stage=1), 1), (replace(BF16, stage=2), 2)),
+    "zero3-on-two-ranks-to-zero2": ((Options(stage=3), 2), (Options(stage=2), 1)),
+    "zero1-to-zero3-on-two-ranks": ((Options(stage=1), 1), (Options(stage=3), 2)),
+    "fp32-to-bf16": ((Options(stage=1), 1), (replace(BF16, stage=1), 1)),
+    "bf16-to-fp32": ((replace(BF16, stage=1), 2), (Options(stage=1), 1)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_each_tensor_is_what_deepspeed_itself_makes_of_the_source(
+    tmp_path: Path, name: str
+) -> None:
+    (options, ranks), (target, target_ranks) = PAIRS[name]
+    source = saved(tmp_path / "source", options, ranks)
+    run = saved(tmp_path / "run", target, target_ranks, 1)
+    before, untouched = snapshot(run), exact_snapshot(source)
+    made = transplanted(run, source)
+    assert exact_snapshot(source) == untouched
+    assert look.verify(Run.open(run), level=4).findings == ()
+    assert same(converted(run), converted(source))
+    if 3 not in (options.stage, target.stage) and options.dtype == target.dtype:
+        assert same(weights(run), weights(source))
+    promise = made.promise
+    assert promise is not None and (promise.step, promise.adam_step) == (STEP + 1, STEP)
+    held = resume(run, target, 1) if target_ranks == 1 else launched("resume", run, target)[0]
+    assert (held["step"], held["steps"]) == (STEP, [STEP])
+    assert held["consumed_samples"] == promise.consumed_samples == STEP * 2
+    surgery.apply(Run.open(run), surgery.plan_undo(Run.open(run)))
+    assert snapshot(run) == before
+
+
+@pytest.mark.parametrize("name", ["zero1-to-zero2", "zero2-to-zero3-bf16", "zero3-to-zero1-bf16"])
+def test_the_next_losses_are_those_of_the_source(tmp_path: Path, name: str) -> None:
+    (options, _), (target, _) = PAIRS[name]
+    source = saved(tmp_path / "source", options)
+    run = saved(tmp_path / "run", target, steps=1)
+    without = losses(run, target)
+    transplanted(run, source)
+    expected = losses(source, options)
+    assert losses(run, target) == expected != without
+
+
+def test_there_and_back_is_the_step_that_was_saved(tmp_path: Path) -> None:
+    """Every tensor of the source, by torch.load; through another stage and another rank count."""
+    source = saved(tmp_path / "source", Options(stage=1), 2)
+    there = saved(tmp_path / "there", Options(stage=3), 1, 1)
+    back = saved(tmp_path / "back", Options(stage=1), 2, 1)
+    transplanted(there, source)
+    transplanted(back, there)
+    for file in sorted((source / f"global_step{STEP}").glob("*.pt")):
+        other = back / f"global_step{STEP}" / file.name
+        one, two = (dict(_leaves(torch.load(f, weights_only=False))) for f in (file, other))
+        assert one.keys() == two.keys()
+        differing = [path for path in one if one[path] != two[path]]
+        assert not differing, (file.name, differing)
+
+
+def _leaves(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, value in items:
+        if isinstance(value, (dict, list, tuple)):
+            yield from _leaves(value, f"{at}.{key}")
+        elif isinstance(value, torch.Tensor):
+            yield f"{at}.{key}", value.tolist()
+        elif isinstance(value, (bool, int, float, str)):
+            yield f"{at}.{key}", value
+
+
+# --- refused, or named ---------------------------------------------------------------------------
+
+
+def refused(run: Path, source: Path, **more: Any) -> str:
+    before = exact_snapshot(run)
+    with pytest.raises((SurgeryError, UsageError)) as error:
+        transplanted(run, source, **more)
+    assert exact_snapshot(run) == before
+    return str(error.value)
+
+
+def test_what_can_not_be_meant_is_refused_by_name(tmp_path: Path) -> None:
+    source = saved(tmp_path / "source", Options(stage=1))
+    run = saved(tmp_path / "run", Options(stage=2), steps=1)
+    assert "step 4 is not saved" in refused(run, source, step=4)
+    assert "is the run that is filled" in refused(run, run)
+    other = saved(tmp_path / "other", Options(stage=1, model="wide"), steps=1)
+    assert "0.weight has the sizes [640, 8] and [8, 8]" in refused(other, source)
+    numbered = saved(tmp_path / "numbered", Options(stage=0), steps=1)
+    assert "numbers the states of its optimizer" in refused(numbered, source)
+    assert "numbers the states of its optimizer" in refused(run, numbered, step=1)
+    (source / f"global_step{STEP}" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").unlink()
+    assert "is not complete" in refused(run, source, step=STEP)
+
+
+def test_a_truncated_source_and_one_that_changes_are_refused(tmp_path: Path) -> None:
+    source = saved(tmp_path / "source", Options(stage=1))
+    run = saved(tmp_path / "run", Options(stage=2), steps=1)
+    before = snapshot(run)
+    made = plan(Run.open(run), from_data({"transplant": {"source": str(source)}}))
+    shard = source / f"global_step{STEP}" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    shard.write_bytes(shard.read_bytes())
+    with pytest.raises(SurgeryError, match="was changed since the plan"):
+        surgery.apply(Run.open(run), made)
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(SurgeryError, match=shard.name):
+        transplanted(run, source)
+    assert snapshot(run) == before
+
+
+def test_a_parameter_of_one_run_alone_is_named(tmp_path: Path) -> None:
+    """What the new model has more stays as its trainer made it, moments and all."""
+    small = saved(tmp_path / "small", Options(stage=1))
+    deep = saved(tmp_path / "deep", Options(stage=1, model="deeper"), steps=1)
+    fresh = converted(deep, 1)
+    assert "not every parameter" in refused(deep, small, require_all=True)
+    made = transplanted(deep, small)
+    assert any("3.weight, 3.bias" in text and "left as" in text for text in made.warnings)
+    found, known = converted(deep), converted(small)
+    assert all(same(found[name], known[name]) for name in known)
+    assert all(same(found[name], fresh[name]) for name in ("3.weight", "3.bias"))
+    large = saved(tmp_path / "large", Options(stage=1, model="deeper"))
+    run = saved(tmp_path / "run", Options(stage=2), steps=1)
+    made = transplanted(run, large)
+    assert any("3.weight, 3.bias" in text and "left behind" in text for text in made.warnings)
