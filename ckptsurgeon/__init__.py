@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe as Recipe
     from ckptsurgeon.operations.skip import Skip as Skip
     from ckptsurgeon.operations.swap_optimizer import SwapOptimizer as SwapOptimizer
+    from ckptsurgeon.operations.transplant import Transplant as Transplant
     from ckptsurgeon.plans.edits import Aside as Aside
     from ckptsurgeon.plans.edits import Change as Change
     from ckptsurgeon.plans.edits import Relink as Relink

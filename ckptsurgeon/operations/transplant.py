@@ -171,8 +171,8 @@ def transplant(section: Transplant) -> Recipe:
     data-, tensor- and pipeline-parallel sizes.
 
     Examples:
-    ckptsurgeon transplant --from /runs/old --step 6210
-    ckptsurgeon transplant --from /runs/old --dry-run
+    ckptsurgeon transplant --from ../old --step 6
+    ckptsurgeon transplant --from ../old --require-all --dry-run
     """
     return Recipe(section)
 

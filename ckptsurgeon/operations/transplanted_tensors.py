@@ -100,7 +100,7 @@ class Tensors:
         except Unknown as why:
             raise SurgeryError(
                 f"{name} {why}: its {part.kind} in {part.place.file.name} can't be filled",
-                next=command("show", "--params", name, why="what each of the two runs has"),
+                next=command("show", why="what each of the two runs has"),
             ) from None
         sources = tuple(source for term in terms for source in term)
         return change(self._run, part, "copy", (sources,), (), LABEL)

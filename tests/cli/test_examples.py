@@ -45,6 +45,13 @@ def tensor_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     return train(root, corpus, "tensor_model_parallel_size=2", "train_iters=2", ranks=2)
 
 
+@pytest.fixture(scope="module")
+def fresh_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """One step of another layout: what a transplant fills."""
+    root = tmp_path_factory.mktemp("fresh") / "run"
+    return train(root, corpus, "zero_stage=2", "seed=5", "train_iters=2")
+
+
 def train(root: Path, corpus: Path, *settings: str, ranks: int = 1) -> Path:
     launch(
         "--config=train/configs/tiny.yaml", "--from-scratch", f"save={root}", f"data={corpus}",
@@ -71,8 +78,11 @@ def test_an_example_works_as_it_stands(
 ) -> None:
     name, *words = shlex.split(line)
     assert name == "ckptsurgeon"
-    made = request.getfixturevalue("tensor_run" if words[0] == "sync-replicas" else "small_run")
+    kinds = {"sync-replicas": "tensor_run", "transplant": "fresh_run"}
+    made = request.getfixturevalue(kinds.get(words[0], "small_run"))
     monkeypatch.chdir(shutil.copytree(made, tmp_path / "run", symlinks=True))
+    if "../old" in words:
+        (tmp_path / "old").symlink_to(request.getfixturevalue("small_run"))
     more = ["--yes", "--run", "."]  # nobody answers here
     if words[0] == "relaunch":
         words.insert(1, "--dry-run")  # the trainer itself is started in test_relaunch.py

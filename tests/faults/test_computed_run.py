@@ -69,6 +69,46 @@ def test_another_precision_is_before_or_after(trained: Trained, every: int) -> N
     assert sum(report.points for report in found) >= 40 // every
 
 
+@pytest.mark.parametrize("every", DENSITY)
+def test_a_transplant_is_before_or_after(trained: Trained, tmp_path: Path, every: int) -> None:
+    """The step that `latest` names is the old one or the new one, whole."""
+    source = trained(zero=1, dtype="bf16").rename(tmp_path / "source")
+    original = trained(zero=2, dtype="bf16")
+    for step in (4, 6, 8):
+        shutil.rmtree(original / f"global_step{step}")
+    for name, text in (("latest", "global_step2"), ("latest_checkpointed_iteration.txt", "2")):
+        (original / name).write_text(text)
+    recipe = {
+        "transplant": {"source": str(source), "step": 8}, "tensorboard": {"note": False}
+    }  # fmt: skip
+    states = [_named(original), _named(_after(original, recipe))]
+    assert states[0] != states[1] and all(states)
+    apply, undo, _ = scenarios(original, recipe, partial(_read_named, states))
+    found = reports(
+        (apply, faults, ("KILL",), (False,), 2 * every),
+        (undo, faults, ("KILL",), (False,), 4 * every),
+        (apply, faults, ("ENOSPC",), (False,), 9 * every),
+        (apply, faults_in_recovery, ("KILL",), (False,), 40 * every),
+    )
+    violations = [violation for report in found for violation in report.violations]
+    assert not violations, "\n".join(violations[:20])
+    assert set(found[0].codes) == set(found[1].codes) == {KILLED}
+    assert sum(report.points for report in found) >= 40 // every
+
+
+def _named(root: Path) -> list[int]:
+    """The CRCs of all tensors of the step that `latest` names, with its number."""
+    folder = root / (root / "latest").read_text()
+    files = sorted(folder.glob("*.pt"))
+    records = [Archive.open(file).records for file in files]
+    crcs = [r.crc for each in records for n, r in sorted(each.items()) if n.startswith("data/")]
+    return [int(folder.name.removeprefix("global_step")), len(files), *crcs]
+
+
+def _read_named(states: list[list[int]], world: Path) -> str | None:
+    return None if _named(world / "run") in states else "latest names a step that is a mix"
+
+
 def _after(original: Path, recipe: dict[str, Any]) -> Path:
     """A copy of the run on which the surgery was done."""
     root = original.with_name("after")
