@@ -184,11 +184,11 @@ class AdjustsGroups(Capability, ABC):
 
 
 class CountsMore(Capability, ABC):
-    """It keeps counters that no recipe sets, and that go on with those it sets."""
+    """It keeps numbers that no recipe sets, and that are those of another step in another one."""
 
     @abstractmethod
-    def further_counters(self) -> Mapping[str, Sequence[Place]]:
-        """Name → every place of it."""
+    def further_counters(self) -> list[tuple[str, Place]]:
+        """Every place of each, with its name."""
 
 
 class HasForms(Capability, ABC):

@@ -174,7 +174,7 @@ def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         if isinstance(text, Path):
             if run.format.pointed(path) != checkpoint.step:
                 link = path.is_symlink()
-                changes.append(relinked(run, path, text) if link else _copy(run, path, text))
+                changes.append(relinked(run, path, text) if link else copied(run, path, text))
             continue
         old = whole_file.text(path)
         changes.append(NewText(run.relative(path), "latest", old, text))
@@ -191,7 +191,8 @@ def relinked(run: Run, path: Path, target: Path) -> Relink:
     return Relink(run.relative(path), "latest", str(path.readlink()), new)
 
 
-def _copy(run: Run, path: Path, shard: Path) -> Rewrite:
+def copied(run: Run, path: Path, shard: Path) -> Rewrite:
+    """The file at `path` becomes a copy of `shard`."""
     content = Content((Span(run.relative(shard), 0, shard.stat().st_size),))
     new = not path.exists()
     return Rewrite(run.relative(path), "latest", content, f"a copy of {shard.name}", new)

@@ -15,15 +15,17 @@ from typing import Annotated, ClassVar
 from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import sources_of, with_copies
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.known_optimizer import knowing
 from ckptsurgeon.operations.limits import COUNT
+from ckptsurgeon.operations.rollback import copied, relinked
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.operations.transplanted_numbers import numbers
 from ckptsurgeon.operations.transplanted_tensors import Tensors
-from ckptsurgeon.plans.edits import AnyChange, NewName, NewText, Renamed
+from ckptsurgeon.plans.edits import AnyChange, NewStep, NewText, Renamed
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.run.run import Run
 
@@ -99,7 +101,8 @@ class Transplant(Section):
                     f"step {each.step} of {where.root} is not sound: {sentences[0]}",
                     next=command("verify", each.step, run=str(where.root)),
                 )
-        tensors = Tensors(run, checkpoint, donor)
+        alike = run.format.name == source.format.name
+        tensors = Tensors(run, checkpoint, donor, alike)
         changes: list[AnyChange] = with_copies(run, checkpoint, tensors.changes())
         warnings = tensors.sentences()
         if self.require_all and tensors.differing:
@@ -109,17 +112,30 @@ class Transplant(Section):
             )
         settings, sentences = numbers(run, checkpoint, donor)
         changes += settings
-        changes += _renamed(run, checkpoint.step, donor.state().step)
+        changes += _renamed(run, checkpoint, donor.state().step)
+        if not checkpoint.locate("iteration") and not any(isinstance(c, NewStep) for c in changes):
+            raise SurgeryError(
+                f"neither {checkpoint.path.name} nor its name says how many updates were made",
+                next=command("show", why="what it keeps"),
+            )
         if writers := source.trainer():
             sentences.append(f"{source.root}: {writers}; step {number} is read as it is now")
         after = checkpoint.after(changes, run.root).state().promise
-        sentences += _unlike(run, donor.state().promise, after)
+        wanted = donor.state().promise
+        if after.step != wanted.step:
+            raise SurgeryError(
+                f"the next step of {checkpoint.path.name} would be {after.step} and not "
+                f"{wanted.step}: where its trainer counts its updates is not known",
+                next=command("show", why="what it keeps"),
+            )
+        sentences += _unlike(run, wanted, after)
         return changes, [*warnings, *sentences]
 
 
-def _renamed(run: Run, step: int, number: int) -> Iterator[AnyChange]:
-    """The step counts as `number`, in the name of its folder too, and the pointers name it. Raises
-    SurgeryError where another one has that name."""
+def _renamed(run: Run, checkpoint: Checkpoint, number: int) -> Iterator[AnyChange]:
+    """The step counts as `number`, in the names of its files and folders too, and the pointers name
+    it. Raises SurgeryError where another one has that name."""
+    step, repeated = checkpoint.step, copies(checkpoint)
     if number == step:
         return
     if number in run.steps():
@@ -127,23 +143,43 @@ def _renamed(run: Run, step: int, number: int) -> Iterator[AnyChange]:
             f"step {number} is saved in {run.root} already, and the transplant would be it",
             next="transplant into a fresh run with one saved step",
         )
-    (entry,) = run.entries(step)
-    name = re.sub(rf"(?<!\d)(0*){step}(?!\d)", lambda found: _alike(found[0], number), entry.name)
-    if name == entry.name:
-        return
-    yield NewName(run.relative(entry), "step", entry.name, Renamed(name))
-    for path, text in run.format.pointers(run.root, number).items():
-        if isinstance(text, Path):
-            raise SurgeryError(
-                f"{run.relative(path)} is a copy of step {step}, or a link to it",
-                next="transplant into a run whose trainer has saved no copy of its last step",
-            )
-        yield NewText(run.relative(path), "latest", whole_file.text(path), text)
+    new: dict[Path, Path] = {}
+    for entry in run.entries(step):
+        name = _with_number(entry.name, step, number)
+        if name != entry.name:
+            new[entry] = entry.with_name(name)
+            file, renamed = run.relative(entry), Renamed(name)
+            yield NewStep(file, "step", entry.name, renamed, step=number)
+    for path, old in run.format.pointers(run.root, step).items() if new else ():
+        if isinstance(old, str):
+            text = _with_number(old, step, number)
+            yield NewText(run.relative(path), "latest", whole_file.text(path), text)
+        elif path.is_symlink():
+            entry = next(name for name in new if old == name or name in old.parents)
+            yield relinked(run, path, new[entry] / old.relative_to(entry))
+        elif path not in repeated:  # a copy of the shard as it will be, called as it was still
+            yield copied(run, path, old)
 
 
-def _alike(old: str, number: int) -> str:
-    """The number with as many digits as the old one had, where that began with zeros."""
-    return f"{number:0{len(old)}d}" if old.startswith("0") else str(number)
+def _with_number(name: str, step: int, number: int) -> str:
+    """The name with the number of another step. Raises SurgeryError where it has more than one that
+    could be it, or counts something else as well."""
+    found = list(re.finditer(rf"(?<!\d)0*{step}(?!\d)", name))
+    found = [each for each in found if name[: each.start()].endswith(STEP)] or found
+    if len(found) > 1 or "consumed_samples=" in name:
+        raise SurgeryError(
+            f"{name} would be step {number}, and which of its numbers say that is not clear",
+            next="let the new trainer name its steps by their number alone",
+        )
+    if not found:
+        return name
+    (old,) = found
+    digits = f"{number:0{len(old[0])}d}" if old[0].startswith("0") else str(number)
+    return f"{name[: old.start()]}{digits}{name[old.end() :]}"
+
+
+STEP = ("step", "step=", "step_", "step-")
+"""What stands before the number of a step, where a name has several numbers."""
 
 
 def _unlike(run: Run, wanted: Promise, made: Promise) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats import Checkpoint, Place, Setting
 from ckptsurgeon.formats.capabilities import CountsMore, NamesGroups
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.place_changes import PlaceChanges
@@ -32,11 +32,6 @@ def numbers(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Changes:
     made = PlaceChanges(run)
     warnings: list[str] = []
     steps = donor.state().step
-    if not checkpoint.locate("iteration") and not _more(checkpoint):
-        raise SurgeryError(
-            f"{checkpoint.path.name} keeps no count of its updates but in its name",
-            next=command("show", why="what it keeps"),
-        )
     for field in (*COUNTERS, *SETTINGS):
         own, theirs = checkpoint.locate(field), donor.locate(field)
         value = _one(donor, field) if theirs else None
@@ -46,6 +41,9 @@ def numbers(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Changes:
             warnings.append(f"{field} stays {next(iter(own)).value}: the source keeps none of it")
         if value is None:
             continue
+        if field in COUNTERS and field != "iteration" and own:
+            for setting in _follows(checkpoint, field, value):
+                made.put(setting.field, setting.place, setting.value)
         for place in own:
             made.put(field, place, _like(place.value, value))
     _schedules(made, checkpoint, donor)
@@ -54,21 +52,34 @@ def numbers(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Changes:
         if own and theirs:
             for place, value in _grouped(checkpoint, donor, own, theirs, field):
                 made.put(field, place, _like(place.value, value))
-    for name, places in _more(checkpoint).items():
-        known = _more(donor).get(name)
-        for place in places:
-            value = known[0].value if known else steps if name == UPDATES else place.value
+    known = dict(reversed(_more(donor)))
+    for name, place in _more(checkpoint):
+        value = known[name].value if name in known else steps if name in UPDATES else place.value
+        if _length(value) == _length(place.value):
             made.put(name, place, value)
-    return list(made.changes.values()), warnings
+        else:
+            warnings.append(
+                f"{name} stays as the new trainer saved it: the source has {_length(value)} "
+                f"numbers there, and this step {_length(place.value)}"
+            )
+    return list(made.changes.values()), list(dict.fromkeys(warnings))
 
 
-UPDATES = "global_steps"
+UPDATES = ("global_steps", "num_updates", "lr_scheduler.last_epoch")
 """Of the further counters, what counts updates."""
 
 
-def _more(checkpoint: Checkpoint) -> Mapping[str, Sequence[Place]]:
+def _more(checkpoint: Checkpoint) -> list[tuple[str, Place]]:
     able = CountsMore.optional(checkpoint)
-    return {} if able is None else able.further_counters()
+    return [] if able is None else able.further_counters()
+
+
+def _follows(checkpoint: Checkpoint, field: str, value: Any) -> list[Setting]:
+    """What the trainer keeps beside a counter and must agree with it."""
+    try:
+        return checkpoint.recount(field, value)[0]
+    except SurgeryError:
+        return []
 
 
 def _one(donor: Checkpoint, field: str) -> Any:
@@ -141,45 +152,53 @@ def _grouped(
     """Of each param group the value that the same parameters have in the source: by their names;
     where these are not saved, by the number of the group. Raises SurgeryError where neither says
     it."""
-    values = list(dict.fromkeys(_hashable(place.value) for place in theirs if place.wins))
-    first = next((place.value for place in theirs if place.wins), theirs[0].value)
-    if len(values) <= 1:
-        yield from ((place, first) for place in own)
+    values = dict.fromkeys(_hashable(place.value) for place in theirs)
+    if len(values) == 1:
+        yield from ((place, theirs[0].value) for place in own)
         return
-    named = _by_parameter(donor, field)
-    groups = {key: place for place in theirs if (key := _group(donor, place)) is not None}
-    mine = {place[1]: place[0] for place in _names(checkpoint, field)}
+    named, mine = _by_parameter(donor, field), _names(checkpoint, field)
+    inside = {_key(place) for place in checkpoint.settings(field)}
+    groups = {_group(donor, place): place.value for place in donor.settings(field)}
+    by_path = {place.path: place.value for place in theirs}
     for place in own:
-        names = mine.get(_key(place), ())
-        found = [named[name] for name in names if name in named]
+        names = mine.get(_key(place))
+        number = _group(checkpoint, place) if _key(place) in inside else None
+        found = [named[name] for name in names or () if name in named]
         if found and all(_hashable(value) == _hashable(found[0]) for value in found):
             yield place, found[0]
+        elif found:
+            raise _unclear(field, number)
+        elif names and named:  # parameters that the source has not
             continue
-        number = _group(checkpoint, place)
-        if not named and number is not None and number in groups:
-            yield place, groups[number].value
-            continue
-        if number is None and not place.wins:
-            continue
-        raise SurgeryError(
-            f"{field} differs between the param groups of the source, and which of them group "
-            f"{number} here is does not follow from the names of their parameters",
-            next="split the param groups of the new trainer as those of the source are",
-        )
+        elif place.path in by_path:
+            yield place, by_path[place.path]
+        elif number in groups:
+            yield place, groups[number]
+        elif number is not None:
+            raise _unclear(field, number)
+
+
+def _unclear(field: str, number: int | None) -> SurgeryError:
+    return SurgeryError(
+        f"{field} differs between the param groups of the source, and which of them group {number} "
+        "here is does not follow from the names of their parameters",
+        next="split the param groups of the new trainer as those of the source are",
+    )
 
 
 def _key(place: Place) -> tuple[Any, ...]:
     return place.file, place.path
 
 
-def _names(checkpoint: Checkpoint, field: str) -> list[tuple[tuple[str, ...], tuple[Any, ...]]]:
+def _names(checkpoint: Checkpoint, field: str) -> dict[tuple[Any, ...], tuple[str, ...]]:
+    """The parameters of the group of each place; empty where they are not saved."""
     able = NamesGroups.optional(checkpoint)
     if able is None:
-        return []
+        return {}
     try:
-        return [(names, _key(place)) for names, place in able.of_parameters(field)]
+        return {_key(place): names for names, place in able.of_parameters(field)}
     except SurgeryError:
-        return []
+        return {}
 
 
 def _by_parameter(donor: Checkpoint, field: str) -> dict[str, Any]:

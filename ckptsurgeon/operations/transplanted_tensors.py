@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
@@ -28,12 +29,13 @@ SHOWN = 3
 
 
 class Tensors:
-    """What becomes of the tensors of `checkpoint`, filled from those of `donor`. Raises
-    SurgeryError for whose elements are not known, and for a parameter whose moments would come
-    without its weights."""
+    """What becomes of the tensors of `checkpoint`, filled from those of `donor`; `alike` is whether
+    both are of one format. Raises SurgeryError where it is not known whose elements are, and for a
+    parameter whose moments would come without its weights."""
 
-    def __init__(self, run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> None:
+    def __init__(self, run: Run, checkpoint: Checkpoint, donor: Checkpoint, alike: bool) -> None:
         self._run, self._donor = run, donor
+        self._alike = alike
         for each in (checkpoint, donor):
             refuse_other_states(each, next="transplant between optimizers of the same states")
         self._own, self._theirs = _by_name(checkpoint.parts()), _by_name(donor.parts())
@@ -71,23 +73,36 @@ class Tensors:
         """One for each stretch of a tensor that is filled."""
         out = []
         for name, kinds in self._own.items():
-            if name not in self._theirs:
-                continue
-            theirs = self._theirs[name]
-            for kind, parts in kinds.items():
-                for part in parts:
-                    out.append(self._filled(part, _origin(part, kind, theirs), theirs))
+            for own, theirs in self._pairs(name, kinds) if name in self._theirs else ():
+                for part in _all(own):
+                    out.append(self._filled(part, theirs))
         return joined(out)
 
-    def _filled(self, part: Part, kind: str, theirs: Kinds) -> Change:
+    def _pairs(self, name: str, kinds: Kinds) -> list[tuple[Kinds, Kinds]]:
+        """The parts here and in the source that have a box each: of the whole parameter; where it
+        is not said which block of that a rank has, rank by rank, if both cut it alike."""
+        own, theirs = boxed(kinds), boxed(self._theirs[name])
+        if own and theirs:
+            return [(own, theirs)]
+        mine, others = by_cut(kinds), by_cut(self._theirs[name])
+        sizes = [{cut: totals(parts) for cut, parts in each.items()} for each in (mine, others)]
+        if self._alike and sizes[0] == sizes[1]:
+            return [(boxed(mine[cut]) or {}, boxed(others[cut]) or {}) for cut in mine]
+        place = next(_all(kinds)).place
+        raise SurgeryError(
+            f"{name} in {place.file.name}: which block of it each rank has is not known here",
+            next="transplant between runs that cut their parameters alike",
+        )
+
+    def _filled(self, part: Part, theirs: Kinds) -> Change:
         name = part.parameter
+        kind = _origin(part, theirs)
         if not kind:
             raise SurgeryError(
                 f"{name} has {part.kind} in {part.place.file.name}, and the source has none of it",
                 next="transplant from a step that was saved with its optimizer",
             )
-        found = theirs[kind]
-        for each in found:
+        for each in theirs[kind]:
             if each.place.value.dtype not in ITEM:
                 raise SurgeryError(
                     f"{name}: the {kind} of the source are {each.place.value.dtype}, which can't "
@@ -95,8 +110,7 @@ class Tensors:
                     next="transplant from an optimizer that keeps floats",
                 )
         try:
-            (wanted, *boxed) = _boxed(part, found)
-            terms = [self._term(band) for band in gathered(wanted, boxed)]
+            terms = [self._term(band) for band in gathered(part, theirs[kind])]
         except Unknown as why:
             raise SurgeryError(
                 f"{name} {why}: its {part.kind} in {part.place.file.name} can't be filled",
@@ -161,30 +175,49 @@ def _refuse_numbered(checkpoint: Checkpoint, found: Mapping[str, Kinds]) -> None
         )
 
 
-def _origin(part: Part, kind: str, theirs: Kinds) -> str:
+def _origin(part: Part, theirs: Kinds) -> str:
     """Which kind of the source it comes from; "" where that has none."""
+    kind, saved = part.kind, theirs.get("weights", ())
     if kind not in ("weights", "master"):
         return kind if kind in theirs else ""
-    saved = theirs.get("weights", ())
     if kind == "weights" and any(p.place.value.dtype == part.place.value.dtype for p in saved):
         return "weights"
     return "master" if "master" in theirs else "weights" if saved else ""
 
 
-def _boxed(wanted: Part, found: Sequence[Part]) -> list[Part]:
-    """The parts, each with the block that its cut is. Where a format does not say that, it must
-    have one cut, which is all of the parameter. Raises Unknown else."""
-    out = []
-    for parts in ((wanted,), found):
-        cuts = {part.cut for part in parts}
-        if len(cuts) > 1 and any(part.box is None for part in parts):
-            raise Unknown("is cut in a way that is not known")
-        for part in parts:
-            tensor = part.place.value
-            whole = part.first == 0 and part.end - part.start == tensor.numel
-            size = tensor.size if whole else (max(p.first + p.end - p.start for p in parts),)
-            out.append(part if part.box else part._replace(box=Box.all(tuple(size))))
+# --- which block of a parameter each part is of --------------------------------------------------
+
+
+def boxed(kinds: Kinds) -> Kinds | None:
+    """The parts of a parameter, each with its box. Where a format does not say it, there must be
+    one cut, which is all of the parameter; None where there are more."""
+    if all(part.box for part in _all(kinds)):
+        return kinds
+    if len(by_cut(kinds)) > 1:
+        return None
+    sizes = [part.place.value.size for part in _all(kinds) if _is_whole(part)]
+    out: Kinds = {}
+    for kind, total in totals(kinds).items():
+        size = next((size for size in sizes if prod(size) == total), (total,))
+        out[kind] = [part._replace(box=part.box or Box.all(size)) for part in kinds[kind]]
     return out
+
+
+def by_cut(kinds: Kinds) -> dict[str, Kinds]:
+    """Each cut of a parameter as if it were one."""
+    out: dict[str, Kinds] = {}
+    for part in _all(kinds):
+        out.setdefault(part.cut, {}).setdefault(part.kind, []).append(part._replace(box=None))
+    return out
+
+
+def totals(kinds: Kinds) -> dict[str, int]:
+    """How many elements a parameter of one cut has of each kind."""
+    return {k: max(p.first + p.end - p.start for p in parts) for k, parts in kinds.items()}
+
+
+def _is_whole(part: Part) -> bool:
+    return part.first == 0 and part.end - part.start == part.place.value.numel
 
 
 def joined(changes: Iterable[Change]) -> list[Change]:

@@ -23,6 +23,7 @@ from ckptsurgeon.plans.edits import (
     Link,
     Move,
     NewName,
+    NewStep,
     NewText,
     Relink,
     Renamed,
@@ -41,8 +42,8 @@ _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         Fill, Elements, Source, Columns, Woven, Computed, Checksum, Renamed, Each, Change, NewText,
-        NewName, Aside, Span, Hole, Content, Link, Rewrite, Relink, Move, Replace, Append, Truncate,
-        Tail, Fingerprint, Promise, Plan, Receipt,
+        NewName, NewStep, Aside, Span, Hole, Content, Link, Rewrite, Relink, Move, Replace, Append,
+        Truncate, Tail, Fingerprint, Promise, Plan, Receipt,
     )
 }  # fmt: skip
 

@@ -151,8 +151,14 @@ class NewText(Change):
 
 @dataclass(frozen=True)
 class NewName(Change):
-    """A file, or a step's folder with all that is in it, that gets the name `new`, a `Renamed`,
-    where it lies; it has no `path`."""
+    """A file that gets the name `new`, a `Renamed`, in its folder; it has no `path`."""
+
+
+@dataclass(frozen=True)
+class NewStep(NewName):
+    """The folder of a step, or one of its files, by whose new name it is step `step`."""
+
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -251,7 +257,7 @@ class Relink:
     new: str
 
 
-AnyChange: TypeAlias = Change | NewText | NewName | Aside | Rewrite | Relink
+AnyChange: TypeAlias = Change | NewText | NewName | NewStep | Aside | Rewrite | Relink
 
 
 # --- edits: what the disk gets -------------------------------------------------------------------

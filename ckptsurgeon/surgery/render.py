@@ -73,10 +73,10 @@ def render(
         else:
             shards.setdefault(change.file, []).append(change)
     rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
-    anew = [edit for pair in folders.items() for edit in _folder(run, *pair, rendered, id)]
     asides += [Move(folder, run.attic(folder, id)) for folder in folders]
     copied = {file: _copied(content, rendered) for file, content in copies.items()}
     beside = _made_beside(run, copies, rendered)
+    anew = [edit for pair in folders.items() for edit in _folder(run, *pair, rendered, id)]
     under_new_names = {file: (named[file], rendered.pop(file)) for file in named}
     shards_first = [
         *_shards(run, rendered, id, _renamed(run, under_new_names, id)),

@@ -73,7 +73,7 @@ def directories(root: Path, plan: Plan) -> tuple[str, ...]:
     missing = {name for name in needed if not (root / name).is_dir()}
     inside = {str(p) for name in emptied for p in _parents(name) if HOME in p.parts}
     if plan.undoes is not None:
-        inside |= {str(parent) for name in emptied for parent in _parents(name)[:1]}
+        inside |= {str(parent) for name in emptied for parent in _parents(name)}
     return tuple(sorted(missing | inside, key=lambda name: (name.count("/"), name)))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.capabilities import CountsMore
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
 from ckptsurgeon.formats.fields.values import Decay, Place, Setting
 from ckptsurgeon.formats.schedules.check import refuse_no_rate
@@ -17,7 +18,7 @@ from ckptsurgeon.plans.promise import Caveat
 
 
 @dataclass
-class TorchtitanCheckpoint(DcpCheckpoint):
+class TorchtitanCheckpoint(DcpCheckpoint, CountsMore):
     """All is among the values of `.metadata`."""
 
     named_by_folder: ClassVar[bool] = True
@@ -29,6 +30,11 @@ class TorchtitanCheckpoint(DcpCheckpoint):
     def counted(self, field: str) -> list[Place]:
         """Of the train state."""
         return self.scalar(self.counters[field][0])
+
+    def further_counters(self) -> list[tuple[str, Place]]:
+        """Where its LambdaLR stands; the shape is in the config of the trainer."""
+        names = [name for name in self.saved.items if name.startswith("lr_scheduler.")]
+        return [(name, place) for name in names for place in self.scalar(name)]
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """The groups' lr, and the rates that a saved LambdaLR computes from, all by one factor.

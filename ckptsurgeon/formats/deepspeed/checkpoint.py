@@ -60,6 +60,11 @@ from ckptsurgeon.plans.promise import Promise
 BUNDLED = {"adamw": "AdamW", "sgdw": "SGDW"}
 """The bundled trainer's names for its optimizers → what people call them."""
 
+COUNTERS: tuple[tuple[str, ...], ...] = (
+    ("global_steps",), ("global_samples",), ("updates",), ("clipped_updates",),
+    ("args", "gigaflos_no_embeds"),
+)  # fmt: skip
+"""Their paths in each model file."""
 SHAPES = ("linear", "cosine")
 """Those of AnnealingLR's decay styles that end at min_lr."""
 
@@ -135,10 +140,13 @@ class DeepSpeedCheckpoint(
         with understood(self.path):
             return batch.rebatch(self, self.args(), size, ramp, own_config)
 
-    def further_counters(self) -> Mapping[str, Sequence[Place]]:
-        """The engine's own, beside those of its trainer."""
-        found = {name: self.in_models(name) for name in ("global_steps", "global_samples")}
-        return {name: places for name, places in found.items() if places}
+    def further_counters(self) -> list[tuple[str, Place]]:
+        """The engine's own, those of the bundled trainer's log, and those of the loss scaler."""
+        found = [(path[-1], place) for path in COUNTERS for place in self.in_models(*path)]
+        for name in self.growth:
+            places = (p for i in self._optimizers for p in optimizer.scaler(self, i, name))
+            found += [(name, place) for place in places]
+        return found
 
     def fragments(self, name: str) -> list[Part]:
         """See `fragments`."""

@@ -60,6 +60,7 @@ class Copied(
     can.AdjustsGroups,
     can.Converts,
     can.Cools,
+    can.CountsMore,
     can.HasArchives,
     can.HasDigests,
     can.HasPadding,
@@ -114,6 +115,7 @@ class Copied(
     cooldown = each(can.Cools.cooldown)
     rebatch = each(can.Rebatches.rebatch)
     forget = each(can.Ranks.forget)
+    further_counters = each(can.CountsMore.further_counters)
     of_parameters = each(can.NamesGroups.of_parameters)
     fragments = each(can.NamesMoments.fragments)
     digests = each(can.HasDigests.digests)

@@ -29,6 +29,7 @@ from ckptsurgeon.plans.edits import (
     Fill,
     Key,
     NewName,
+    NewStep,
 )
 
 Self = TypeVar("Self", bound="Trees")
@@ -171,7 +172,8 @@ class Trees:
                 if isinstance(change.new, (Fill, Elements, Computed)):
                     continue
                 if isinstance(change, NewName):
-                    names[file] = file.with_name(str(change.new))
+                    if not isinstance(change, NewStep):
+                        names[file] = file.with_name(str(change.new))
                     continue
                 paths: Iterable[tuple[Key, ...]] = change.paths()
                 if change.new == ZEROS:
@@ -191,10 +193,12 @@ class Trees:
             for file, tree in self.trees.items()
         }
         trees |= roots
+        step = next((c.step for c in changes if isinstance(c, NewStep)), self.step)
         if not names:
-            return replace(self, trees=trees)
+            return replace(self, trees=trees, step=step)
         return replace(
             self,
+            step=step,
             trees={names.get(file, file): tree for file, tree in trees.items()},
             archives={names.get(file, file): archive for file, archive in self.archives.items()},
         )

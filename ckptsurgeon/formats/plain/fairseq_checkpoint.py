@@ -12,6 +12,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
+from ckptsurgeon.formats.capabilities import CountsMore
 from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.fields.values import NUMBER, Decay, Part, Place, Setting
 from ckptsurgeon.formats.plain import flat_parameters
@@ -29,7 +30,7 @@ FLAGS = {
 
 
 @dataclass
-class FairseqCheckpoint(TorchCheckpoint):
+class FairseqCheckpoint(TorchCheckpoint, CountsMore):
     """The shards of one number of updates, and those of `checkpoint_last` if they are copies."""
 
     @property
@@ -52,6 +53,16 @@ class FairseqCheckpoint(TorchCheckpoint):
     def iteration(self) -> int:
         """`num_updates` of the last entry of optimizer_history."""
         return int(updates(next(iter(self.trees.values()))))
+
+    def further_counters(self) -> list[tuple[str, Place]]:
+        """num_updates of the last entry of optimizer_history, and where the data goes on."""
+        out = []
+        for file, tree in self.trees.items():
+            last = len(tree["optimizer_history"]) - 1
+            out += self.at(file, ("optimizer_history", last, "num_updates"))
+            for key in ("epoch", "iterations_in_epoch", "sequences_consumed"):
+                out += self.at(file, ("extra_state", "train_iterator", key))
+        return [(str(place.path[-1]), place) for place in out]
 
     def argument(self, section: str, name: str) -> Any:
         """A flag of the run that saved this, from its `cfg` or the older `args`."""
