@@ -17,6 +17,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.hints import command
+from ckptsurgeon.operations import parameter_names
 from ckptsurgeon.operations.computed_changes import sources_of, with_copies
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.known_optimizer import knowing
@@ -54,6 +55,22 @@ class Transplant(Section):
             limits=COUNT,
         ),
     ] = None
+    names: Annotated[
+        str,
+        Key(
+            "a page that says what the parameters of that run are called in this one",
+            "--names FILE",
+            value="file",
+        ),
+    ] = ""
+    order: Annotated[
+        str,
+        Key(
+            "the names of numbered parameters in the order of the optimizer, one a line",
+            "--order FILE",
+            value="file",
+        ),
+    ] = ""
     require_all: Annotated[
         bool,
         Key(
@@ -102,7 +119,9 @@ class Transplant(Section):
                     next=command("verify", each.step, run=str(where.root)),
                 )
         alike = run.format.name == source.format.name
-        tensors = Tensors(run, checkpoint, donor, alike)
+        order = parameter_names.order_of(self.order) if self.order else []
+        names = parameter_names.read(self.names)
+        tensors = Tensors(run, checkpoint, donor, alike, names, order)
         changes: list[AnyChange] = with_copies(run, checkpoint, tensors.changes())
         warnings = tensors.sentences()
         if self.require_all and tensors.differing:

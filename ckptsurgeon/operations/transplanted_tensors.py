@@ -2,97 +2,154 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import prod
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.formats import Box, Checkpoint, Part
+from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.formats.capabilities import NamesGroups
 from ckptsurgeon.formats.fields.values import NUMBER
+from ckptsurgeon.formats.tensors.blocks import (
+    Kinds,
+    below,
+    boxed,
+    by_cut,
+    by_name,
+    every,
+    first_rows,
+    shape,
+    stacked,
+    totals,
+)
 from ckptsurgeon.formats.tensors.geometry import Band, Unknown, gathered
-from ckptsurgeon.hints import command
+from ckptsurgeon.hints import again, command
 from ckptsurgeon.operations.computed_changes import (
     change,
     refuse_other_states,
     refuse_second_copies,
 )
+from ckptsurgeon.operations.parameter_names import PAGE, Names, Origin, named
 from ckptsurgeon.plans.edits import Change, Computed, relative
 from ckptsurgeon.plans.sources import Columns, Source, Woven
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.arithmetic import ITEM
 
-Kinds = dict[str, list[Part]]
-"""The parts of one parameter by what they are, of all its cuts."""
 SHOWN = 3
+VOCABULARY = re.compile(r"embed|wte|vocab|lm_head|(^|\.)(output|head)\.weight$")
+"""The name of a parameter with a row for each token."""
 
 
 class Tensors:
-    """What becomes of the tensors of `checkpoint`, filled from those of `donor`; `alike` is whether
-    both are of one format. Raises SurgeryError where it is not known whose elements are, and for a
-    parameter whose moments would come without its weights."""
+    """What becomes of the tensors of `checkpoint`, filled from those of `donor`: `alike` is whether
+    both are of one format, `names` what a parameter of the source is called here, and `order` the
+    names of those that are numbered. Raises SurgeryError where it is not known whose elements are,
+    and for a parameter whose moments would come without its weights."""
 
-    def __init__(self, run: Run, checkpoint: Checkpoint, donor: Checkpoint, alike: bool) -> None:
+    def __init__(
+        self,
+        run: Run,
+        checkpoint: Checkpoint,
+        donor: Checkpoint,
+        alike: bool,
+        names: Names,
+        order: Sequence[str],
+    ) -> None:
         self._run, self._donor = run, donor
         self._alike = alike
         for each in (checkpoint, donor):
             refuse_other_states(each, next="transplant between optimizers of the same states")
-        self._own, self._theirs = _by_name(checkpoint.parts()), _by_name(donor.parts())
-        refuse_second_copies(run, checkpoint, [p for k in self._own.values() for p in _all(k)])
-        for each, found in ((checkpoint, self._own), (donor, self._theirs)):
-            _refuse_numbered(each, found)
-        self.fresh = [name for name in self._own if name not in self._theirs]
+        own, theirs = checkpoint.parts(), donor.parts()
+        refuse_second_copies(run, checkpoint, own)
+        own_order = order or (_order(donor) if alike else [])
+        self._own = _named(checkpoint, own, own_order)
+        self._theirs = _named(donor, theirs, order or (_order(checkpoint) if alike else []))
+        self._origins = names.origins(self._theirs)
+        self.fresh = [name for name in self._own if name not in self._origins]
         """What stays as the new trainer made it."""
-        self.left = [name for name in self._theirs if name not in self._own]
+        used = {source for name in self._own if name in self._origins
+                for source in self._origins[name].sources}  # fmt: skip
+        self.left = [name for name in self._theirs if name not in used]
         """What the new run has no place for."""
+        self.grown: list[str] = []
+        """What has more rows here; the new ones stay."""
         if len(self.fresh) == len(self._own):
             raise SurgeryError(
                 f"no parameter of {checkpoint.path.name} is in {donor.path.name} by its name: "
                 f"{next(iter(self._own), 'none')} here, {next(iter(self._theirs), 'none')} there",
-                next="transplant between runs of one model, by the same names",
+                next=again("--names", "FILE", why=f"a page with both names: {PAGE}"),
             )
 
     @property
     def differing(self) -> bool:
-        """Whether a parameter of either is not in the other."""
-        return bool(self.fresh or self.left)
+        """Whether a parameter of either is not in the other, or not all of it."""
+        return bool(self.fresh or self.left or self.grown)
 
     def sentences(self) -> list[str]:
         """What is not filled, and what is not taken."""
-        out = []
-        if self.fresh:
-            out.append(
-                f"not in the source, and left as the new trainer made it: {_few(self.fresh)}"
-            )
-        if self.left:
-            out.append(f"not in this run, and left behind: {_few(self.left)}")
-        return out
+        said = {
+            "not in the source, and left as the new trainer made it": self.fresh,
+            "larger here, and the rows after those of the source are left as the new trainer made "
+            "them": self.grown,
+            "not in this run, and left behind": self.left,
+        }
+        return [f"{text}: {_few(names)}" for text, names in said.items() if names]
 
     def changes(self) -> list[Change]:
         """One for each stretch of a tensor that is filled."""
         out = []
         for name, kinds in self._own.items():
-            for own, theirs in self._pairs(name, kinds) if name in self._theirs else ():
-                for part in _all(own):
+            for own, theirs in self._pairs(name, kinds) if name in self._origins else ():
+                for part in every(own):
                     out.append(self._filled(part, theirs))
         return joined(out)
 
     def _pairs(self, name: str, kinds: Kinds) -> list[tuple[Kinds, Kinds]]:
         """The parts here and in the source that have a box each: of the whole parameter; where it
         is not said which block of that a rank has, rank by rank, if both cut it alike."""
-        own, theirs = boxed(kinds), boxed(self._theirs[name])
-        if own and theirs:
-            return [(own, theirs)]
-        mine, others = by_cut(kinds), by_cut(self._theirs[name])
+        origin = self._origins[name]
+        own, found = boxed(kinds), [boxed(self._theirs[source]) for source in origin.sources]
+        if own and all(found):
+            theirs = stacked([each for each in found if each])
+            if origin.siblings:
+                own = self._among(name, own, origin)
+            return [(self._as_large(name, own, theirs), theirs)]
+        other = self._theirs[origin.sources[0]]
+        mine, others = by_cut(kinds), by_cut(other)
         sizes = [{cut: totals(parts) for cut, parts in each.items()} for each in (mine, others)]
-        if self._alike and sizes[0] == sizes[1]:
+        if self._alike and sizes[0] == sizes[1] and len(origin.sources) == 1:
             return [(boxed(mine[cut]) or {}, boxed(others[cut]) or {}) for cut in mine]
-        place = next(_all(kinds)).place
+        place = next(every(kinds)).place
         raise SurgeryError(
             f"{name} in {place.file.name}: which block of it each rank has is not known here",
             next="transplant between runs that cut their parameters alike",
         )
+
+    def _among(self, name: str, own: Kinds, origin: Origin) -> Kinds:
+        """The parts as those of the parameter that is split."""
+        rows = []
+        for sibling in origin.siblings:
+            kinds = boxed(self._own.get(sibling, {})) if sibling in self._own else None
+            if not kinds:
+                raise SurgeryError(
+                    f"{origin.sources[0]} is split into {name} and {sibling}, which is not here",
+                    next=f"mend the rule under split: {PAGE}",
+                )
+            rows.append(shape(kinds)[0])
+        return below(own, sum(rows[: origin.index]), sum(rows))
+
+    def _as_large(self, name: str, own: Kinds, theirs: Kinds) -> Kinds:
+        """The parts, of a vocabulary with more rows here what the source has too."""
+        mine, other = shape(own), shape(theirs)
+        if mine[1:] != other[1:] or mine[:1] <= other[:1] or not VOCABULARY.search(name):
+            return own
+        self.grown.append(f"{name} ({other[0]} of {mine[0]} rows)")
+        return {
+            kind: [less for part in parts if (less := first_rows(part, other[0]))]
+            for kind, parts in own.items()
+        }
 
     def _filled(self, part: Part, theirs: Kinds) -> Change:
         name = part.parameter
@@ -142,29 +199,31 @@ class Tensors:
 LABEL = "as in the source"
 
 
-def _by_name(parts: Iterable[Part]) -> dict[str, Kinds]:
-    out: dict[str, Kinds] = {}
-    for part in parts:
-        if part.end > part.start:
-            out.setdefault(part.parameter, {}).setdefault(part.kind, []).append(part)
-    return out
+def _order(checkpoint: Checkpoint) -> list[str]:
+    """The names of the parameters in the order of the param groups, where the step says it: what
+    the numbers of the same trainer's optimizer mean."""
+    able = NamesGroups.optional(checkpoint)
+    if able is None:
+        return []
+    try:
+        groups = {place.path: names for names, place in able.of_parameters("weight_decay")}
+    except SurgeryError:
+        return []
+    return list(dict.fromkeys(name for names in groups.values() for name in names))
 
 
-def _all(kinds: Kinds) -> Iterator[Part]:
-    for parts in kinds.values():
-        yield from parts
-
-
-def _refuse_numbered(checkpoint: Checkpoint, found: Mapping[str, Kinds]) -> None:
-    """Raise SurgeryError for moments whose parameters have no names: numbers run over the groups of
-    one optimizer, and in another one they are those of others."""
+def _named(checkpoint: Checkpoint, parts: list[Part], order: Sequence[str]) -> dict[str, Kinds]:
+    """The parts by name. Raises SurgeryError for moments whose parameters have no names: numbers
+    run over the groups of one optimizer, and in another one they are those of others."""
+    if order:
+        parts = named(parts, order, checkpoint.path.name)
+    found = by_name(parts)
     numbered = [name for name in found if name.startswith(NUMBER)]
     if numbered:
         raise SurgeryError(
             f"{checkpoint.path.name} numbers the states of its optimizer, and does not say which "
             f"parameter {numbered[0].removeprefix(NUMBER)} is",
-            next="transplant between runs that name their parameters: ZeRO 1 to 3, FSDP, "
-            "torch.distributed.checkpoint",
+            next=again("--order", "FILE", why=f"their names, one a line: {PAGE}"),
         )
     alone = [name for name, kinds in found.items() if not kinds.keys() & {"weights", "master"}]
     if alone:
@@ -173,6 +232,7 @@ def _refuse_numbered(checkpoint: Checkpoint, found: Mapping[str, Kinds]) -> None
             "edited",
             next=command("show", why="what the step keeps, and where"),
         )
+    return found
 
 
 def _origin(part: Part, theirs: Kinds) -> str:
@@ -183,41 +243,6 @@ def _origin(part: Part, theirs: Kinds) -> str:
     if kind == "weights" and any(p.place.value.dtype == part.place.value.dtype for p in saved):
         return "weights"
     return "master" if "master" in theirs else "weights" if saved else ""
-
-
-# --- which block of a parameter each part is of --------------------------------------------------
-
-
-def boxed(kinds: Kinds) -> Kinds | None:
-    """The parts of a parameter, each with its box. Where a format does not say it, there must be
-    one cut, which is all of the parameter; None where there are more."""
-    if all(part.box for part in _all(kinds)):
-        return kinds
-    if len(by_cut(kinds)) > 1:
-        return None
-    sizes = [part.place.value.size for part in _all(kinds) if _is_whole(part)]
-    out: Kinds = {}
-    for kind, total in totals(kinds).items():
-        size = next((size for size in sizes if prod(size) == total), (total,))
-        out[kind] = [part._replace(box=part.box or Box.all(size)) for part in kinds[kind]]
-    return out
-
-
-def by_cut(kinds: Kinds) -> dict[str, Kinds]:
-    """Each cut of a parameter as if it were one."""
-    out: dict[str, Kinds] = {}
-    for part in _all(kinds):
-        out.setdefault(part.cut, {}).setdefault(part.kind, []).append(part._replace(box=None))
-    return out
-
-
-def totals(kinds: Kinds) -> dict[str, int]:
-    """How many elements a parameter of one cut has of each kind."""
-    return {k: max(p.first + p.end - p.start for p in parts) for k, parts in kinds.items()}
-
-
-def _is_whole(part: Part) -> bool:
-    return part.first == 0 and part.end - part.start == part.place.value.numel
 
 
 def joined(changes: Iterable[Change]) -> list[Change]:

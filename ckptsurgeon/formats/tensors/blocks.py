@@ -1,0 +1,102 @@
+"""The parts of one parameter in a step, and which block of it each of them is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+
+from ckptsurgeon.formats.fields.values import Box, Part
+
+Kinds = dict[str, list[Part]]
+"""The parts of one parameter by what they are, of all its cuts."""
+
+
+def by_name(parts: Iterable[Part]) -> dict[str, Kinds]:
+    """Parameter → its parts, without those that have no element."""
+    out: dict[str, Kinds] = {}
+    for part in parts:
+        if part.end > part.start:
+            out.setdefault(part.parameter, {}).setdefault(part.kind, []).append(part)
+    return out
+
+
+def every(kinds: Kinds) -> Iterator[Part]:
+    """All parts, whatever they are."""
+    for parts in kinds.values():
+        yield from parts
+
+
+def boxed(kinds: Kinds) -> Kinds | None:
+    """The parts, each with its box. Where a format does not say it, there must be one cut, which is
+    all of the parameter; None where there are more."""
+    if all(part.box for part in every(kinds)):
+        return kinds
+    if len(by_cut(kinds)) > 1:
+        return None
+    sizes = [part.place.value.size for part in every(kinds) if _is_whole(part)]
+    out: Kinds = {}
+    for kind, total in totals(kinds).items():
+        size = next((size for size in sizes if prod(size) == total), (total,))
+        out[kind] = [part._replace(box=part.box or Box.all(size)) for part in kinds[kind]]
+    return out
+
+
+def by_cut(kinds: Kinds) -> dict[str, Kinds]:
+    """Each cut of a parameter as if it were one of its own."""
+    out: dict[str, Kinds] = {}
+    for part in every(kinds):
+        out.setdefault(part.cut, {}).setdefault(part.kind, []).append(part._replace(box=None))
+    return out
+
+
+def totals(kinds: Kinds) -> dict[str, int]:
+    """How many elements a parameter of one cut has of each kind."""
+    return {k: max(p.first + p.end - p.start for p in parts) for k, parts in kinds.items()}
+
+
+def shape(kinds: Kinds) -> tuple[int, ...]:
+    """Of the whole parameter, by parts that have boxes."""
+    box = next(every(kinds)).box
+    assert box is not None
+    return box.whole
+
+
+def below(kinds: Kinds, rows: int, all_rows: int) -> Kinds:
+    """The parts as those of a parameter of `all_rows`, whose first `rows` are another one's."""
+    return {kind: [_below(part, rows, all_rows) for part in parts] for kind, parts in kinds.items()}
+
+
+def _below(part: Part, rows: int, all_rows: int) -> Part:
+    box = part.box
+    assert box is not None
+    whole, offset = (all_rows, *box.whole[1:]), (box.offset[0] + rows, *box.offset[1:])
+    return part._replace(box=box._replace(whole=whole, offset=offset))
+
+
+def stacked(found: Sequence[Kinds]) -> Kinds:
+    """Several parameters as one, whose rows are theirs one after another; of what all of them have.
+    Their other sizes must be the same."""
+    rows = [shape(kinds)[0] for kinds in found]
+    out: Kinds = {}
+    for i, kinds in enumerate(found):
+        for kind, parts in below(kinds, sum(rows[:i]), sum(rows)).items():
+            if all(kind in each for each in found):
+                out.setdefault(kind, []).extend(parts)
+    return out
+
+
+def first_rows(part: Part, rows: int) -> Part | None:
+    """What of a part is in the first rows of its parameter, as if there were no others; None
+    without any."""
+    box = part.box
+    assert box is not None
+    count = min(max(rows - box.offset[0], 0), box.size[0])
+    left = count * prod(box.size[1:]) - part.first
+    if left <= 0:
+        return None
+    new = box._replace(whole=(rows, *box.whole[1:]), size=(count, *box.size[1:]))
+    return part._replace(box=new, end=min(part.end, part.start + left))
+
+
+def _is_whole(part: Part) -> bool:
+    return part.first == 0 and part.end - part.start == part.place.value.numel

@@ -1,0 +1,165 @@
+"""The bundled trainer goes on from a transplant at other sizes as the source itself went on: data,
+tensor and pipeline ranks, its first line as promised and its next losses to five digits."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon import Plan, Run, look, plan, surgery
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.launch.relaunch import compare
+from ckptsurgeon.recipe.file import from_data
+from tests.support.in_process import one_rank
+from tests.support.many_ranks import Ran, run_all, train_one
+from tests.support.snapshot import snapshot
+
+TP, PP = "tensor_model_parallel_size=2", "pipeline_model_parallel_size=2"
+STEP = 2
+SOURCES = {
+    "one": [],
+    "zero 3": ["zero_stage=3"],
+    "tensor": [TP],
+    "tensor zero 3": [TP, "zero_stage=3"],
+    "stages": [PP],
+}
+TEMPLATES = {
+    "one": [],
+    "zero 2": ["zero_stage=2"],
+    "tensor": [TP],
+    "tensor zero 3": [TP, "zero_stage=3"],
+    "stages": [PP],
+}
+MOVES = (
+    ("one", "zero 2"),
+    ("one", "tensor"),
+    ("one", "stages"),
+    ("zero 3", "one"),
+    ("tensor", "one"),
+    ("tensor", "zero 2"),
+    ("tensor zero 3", "tensor"),
+    ("zero 3", "tensor zero 3"),
+    ("stages", "one"),
+    ("stages", "tensor"),
+)
+OF_STAGES = """\
+rename:
+  tied_modules.embed.word_embeddings.weight: word_embeddings.weight
+  1.weight: position_embeddings.weight
+  4.{rest}: final_layernorm.{rest}     # num_layers + 2
+  "{i+2}.{rest}": layers.{i}.{rest}
+"""
+TO_STAGES = """\
+rename:
+  word_embeddings.weight: tied_modules.embed.word_embeddings.weight
+  position_embeddings.weight: 1.weight
+  final_layernorm.{rest}: 4.{rest}
+  layers.{i}.{rest}: "{i+2}.{rest}"
+"""
+
+
+@dataclass
+class Trained:
+    """Runs by name: what was trained, and the single steps of other seeds that are filled."""
+
+    folder: Path
+    corpus: Path
+    sources: dict[str, Ran]
+
+    def job(self, name: str, *overrides: str) -> list[str]:
+        save = f"save={self.folder / name.replace(' ', '-')}"
+        return [save, f"data={self.corpus}", "micro_batch_size=2", *overrides]
+
+    def root(self, name: str) -> Path:
+        return self.folder / name.replace(" ", "-")
+
+
+def ranks(name: str) -> int:
+    return 1 if name == "one" else 2
+
+
+def run(made: Trained, jobs: dict[str, list[str]], where: str) -> dict[str, Ran]:
+    """Each job on as many ranks as its layout has, which is the end of its name."""
+    alone = {name: job for name, job in jobs.items() if ranks(name.split(" to ")[-1]) == 1}
+    both = {name: job for name, job in jobs.items() if name not in alone}
+    with one_rank() as device:
+        ran = {name: Ran(*train_one(job, device)) for name, job in alone.items()}
+    return ran | run_all(2, both, made.folder / where)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Trained:
+    made = Trained(tmp_path_factory.mktemp("transplant"), corpus, {})
+    longer, once = ("train_iters=4", "save_interval=2"), ("train_iters=1", "save_interval=1")
+    made.sources = run(made, {n: made.job(n, *longer, *own) for n, own in SOURCES.items()}, "s")
+    fresh = {n: made.job(f"fresh {n}", *once, "seed=77", *own) for n, own in TEMPLATES.items()}
+    run(made, fresh, "t")
+    return made
+
+
+def transplanted(made: Trained, source: str, template: str) -> Plan:
+    """A copy of the template, filled, taken back and filled again; its name is that of the move."""
+    root = made.root(f"{source} to {template}")
+    shutil.copytree(made.root(f"fresh {template}"), root)
+    before = snapshot(root)
+    section = {"source": str(made.root(source)), "step": STEP}
+    if "stages" in (source, template):
+        page = made.folder / f"{source}-{template}.yaml"
+        page.write_text(OF_STAGES if source == "stages" else TO_STAGES)
+        section["names"] = str(page)
+    planned = plan(Run.open(root), from_data({"transplant": section}))
+    surgery.apply(Run.open(root), planned)
+    after = snapshot(root)
+    surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
+    assert snapshot(root) == before
+    surgery.apply(Run.open(root), surgery.plan_redo(Run.open(root)))
+    assert snapshot(root) == after
+    assert look.verify(Run.open(root), level=4).findings == ()
+    return planned
+
+
+@pytest.fixture(scope="module")
+def moved(trained: Trained) -> dict[str, tuple[Plan, Ran]]:
+    """Each of MOVES, gone on."""
+    plans = {f"{a} to {b}": transplanted(trained, a, b) for a, b in MOVES}
+    jobs = {
+        name: trained.job(
+            name, "train_iters=4", "save_interval=2", *TEMPLATES[name.split(" to ")[-1]]
+        )
+        for name in plans
+    }
+    ran = run(trained, jobs, "moved")
+    return {name: (plans[name], ran[name]) for name in plans}
+
+
+@pytest.mark.parametrize("name", [f"{a} to {b}" for a, b in MOVES])
+def test_the_trainer_goes_on_as_the_source_did(
+    trained: Trained, moved: dict[str, tuple[Plan, Ran]], name: str
+) -> None:
+    planned, ran = moved[name]
+    assert planned.warnings == ()
+    assert planned.promise == Run.open(trained.root(name.split(" to ")[0])).state(STEP).promise
+    assert compare(planned.promise, ran.line) == []
+    wanted = trained.sources[name.split(" to ")[0]].losses
+    assert ran.losses == pytest.approx({i: wanted[i] for i in (3, 4)}, rel=5e-6)
+
+
+def test_names_that_do_not_meet_are_said(trained: Trained, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(trained.root("fresh one"), root)
+    section = {"source": str(trained.root("stages")), "step": STEP}
+    with pytest.raises(SurgeryError, match="by its name"):
+        plan(Run.open(root), from_data({"transplant": section}))
+    page = tmp_path / "names.yaml"
+    section["names"] = str(page)
+    for rules, reason in (
+        ("2.{rest}: layers.0.{rest}\n  3.{rest}: layers.0.{rest}",
+         "both 2.dense.bias and 3.dense.bias would be layers.0.dense.bias"),
+        ("'{i}.{rest}': layers.0.{rest}", "both sides must have the same words in braces"),
+    ):  # fmt: skip
+        page.write_text(f"rename:\n  {rules}\n")
+        with pytest.raises((SurgeryError, UsageError), match=reason):
+            plan(Run.open(root), from_data({"transplant": section}))
