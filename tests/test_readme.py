@@ -9,30 +9,14 @@ import sys
 from pathlib import Path
 
 from tests.support.launch import REPO
+from tests.support.transcripts import BLOCK, matches
 
-BLOCK = re.compile(r"<!-- transcript: (\w+) -->\n```console\n(.*?)```", re.DOTALL)
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 README = (REPO / "README.md").read_text("utf-8")
 
 
 def transcript(name: str) -> list[str]:
     return next(body for word, body in BLOCK.findall(README) if word == name).splitlines()
-
-
-def matches(shown: list[str], printed: list[str], same_numbers: bool = True) -> bool:
-    """Line by line; `…` alone stands for any lines, at the end of a line for any rest. Sizes of
-    what was written are not compared; other numbers only with `same_numbers`."""
-    pattern = ""
-    for line in shown:
-        if line == "…":
-            pattern += r"(?:.*\n)*?"
-            continue
-        line, rest = (line[:-1], ".*") if line.endswith("…") else (line, "")
-        text = re.escape(line)
-        if not same_numbers or "written" in line:
-            text = re.sub(r"(?:\\ )*\d(?:[\d.e+,]|\\\.|\\\+|\\-)*", r" *[-+.\\d,e]+", text)
-        pattern += text + rest + r"\n"
-    return re.fullmatch(pattern, "".join(f"{line}\n" for line in printed)) is not None
 
 
 def test_the_demo_recovers_and_prints_what_the_readme_shows(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ any text. The first rule that fits is taken.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,28 +151,33 @@ def _check(path: str, key: str, old: str, news: Sequence[Any]) -> None:
 # --- numbered parameters -------------------------------------------------------------------------
 
 
-def named(parts: Iterable[Part], order: Sequence[str], where: str) -> list[Part]:
+def named(parts: Sequence[Part], order: Sequence[str], where: str) -> list[Part]:
     """The parts, with the names that `order` has for numbers. Raises SurgeryError where a number
     has none, or another size than the weights of that name."""
-    parts = list(parts)
-    sizes = {part.parameter: part.end for part in parts if part.kind in ("weights", "master")}
-    return [_named(part, order, sizes, where) for part in parts]
+    weights: dict[str, list[Part]] = {}
+    for part in parts:
+        if part.kind == "weights":
+            weights.setdefault(part.parameter, []).append(part)
+    return [_named(part, order, weights, where) for part in parts]
 
 
-def _named(part: Part, order: Sequence[str], sizes: Mapping[str, int], where: str) -> Part:
+def _named(
+    part: Part, order: Sequence[str], weights: Mapping[str, Sequence[Part]], where: str
+) -> Part:
     digits = part.parameter.removeprefix(NUMBER)
     if not part.parameter.startswith(NUMBER) or not digits.isdigit():
         return part
     number = int(digits)
     name = order[number] if number < len(order) else ""
-    if sizes.get(name) != part.end:
-        has = f"{sizes[name]}" if name in sizes else "no weights"
-        raise SurgeryError(
-            f"{where}: {part.parameter} has {part.end} elements, and {name or 'nothing'}, which is "
-            f"number {number} by the order, has {has}",
-            next=f"write the names in the order of the param groups: {PAGE}",
-        )
-    return part._replace(parameter=name)
+    own = weights.get(name, ())
+    if len(own) == 1 and own[0].end - own[0].start == part.end:
+        return part._replace(parameter=name, cut=own[0].cut, box=own[0].box)
+    sizes = " and ".join(str(each.end - each.start) for each in own) or "no weights"
+    raise SurgeryError(
+        f"{where}: {part.parameter} has {part.end} elements, and {name or 'nothing'}, which is "
+        f"number {number} by the order, has {sizes}",
+        next=f"write the names in the order of the param groups: {PAGE}",
+    )
 
 
 def order_of(path: str) -> list[str]:

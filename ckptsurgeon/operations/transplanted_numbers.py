@@ -84,13 +84,14 @@ def _follows(checkpoint: Checkpoint, field: str, value: Any) -> list[Setting]:
 
 def _one(donor: Checkpoint, field: str) -> Any:
     """The value of the source. Raises SurgeryError where it has several that are used."""
-    values = list(dict.fromkeys(map(_hashable, (place.value for place in donor.deciding(field)))))
+    wins = {_hashable(place.value): place.value for place in donor.locate(field) if place.wins}
+    values = list(wins.values())
     if len(values) > 1:
         raise SurgeryError(
             f"{field} of the source is not one number: {values[0]} and {values[1]}",
             next=command("show", why="of which parameters"),
         )
-    return donor.deciding(field)[0].value if values else None
+    return values[0] if values else None
 
 
 def _hashable(value: Any) -> Any:
@@ -125,8 +126,9 @@ def _schedules(made: PlaceChanges, checkpoint: Checkpoint, donor: Checkpoint) ->
             new = other[key]
             if not (_is_plain(old) and _is_plain(new)) or _length(old) != _length(new):
                 continue
-            for inner in checkpoint.at(place.file, (*place.path, key)):
-                made.put(f"{STATE}.{key}", inner, new)
+            path = (*place.path, key)
+            if checkpoint.value(place.file, path) is not None:
+                made.put(f"{STATE}.{key}", Place(place.file, path, old), new)
 
 
 def _is_plain(value: Any) -> bool:

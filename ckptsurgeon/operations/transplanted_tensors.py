@@ -280,8 +280,7 @@ def _one(row: Sequence[Change]) -> Change:
     first, last_row = row[0].elements, row[-1].elements
     assert first is not None and last_row is not None
     kind = row[0].field.partition(" of ")[0]
-    field, ends = f"{kind} of {len(row)} parameters", (first[0], last_row[1])
-    return replace(row[0], field=field, new=new, elements=ends)
+    return replace(row[0], field=kind, new=new, elements=(first[0], last_row[1]))
 
 
 def _follows(last: Source | Woven | None, source: Source | Woven) -> bool:

@@ -11,7 +11,7 @@ from ckptsurgeon.formats.fields.known_globals import refuse_unknown
 from ckptsurgeon.formats.fields.trees import rounded
 from ckptsurgeon.hints import again, command
 from ckptsurgeon.operations.section import Recipe, Section
-from ckptsurgeon.plans.edits import AnyChange, Aside, Change, Rewrite
+from ckptsurgeon.plans.edits import AnyChange, Aside, Change, NewStep, Rewrite
 from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import keys, to_data
 from ckptsurgeon.run.run import Run
@@ -75,7 +75,8 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
             "overwrite them, and undo can't bring them back"
         )
     if changes:
-        changes += [c for s in sections for c in s.record(run, recipe, step, title)]
+        named = next((c.step for c in changes if isinstance(c, NewStep)), step)
+        changes += [c for s in sections for c in s.record(run, recipe, named, title)]
     edits = render(run, checkpoint, changes, id, seen)
     warnings += kept_until_the_next_save(run, step, edits, id)
     assumed = dict.fromkeys([*touched(edits), *seen] if edits else [])

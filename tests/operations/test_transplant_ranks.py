@@ -157,7 +157,7 @@ def test_names_that_do_not_meet_are_said(trained: Trained, tmp_path: Path) -> No
     section["names"] = str(page)
     for rules, reason in (
         ("2.{rest}: layers.0.{rest}\n  3.{rest}: layers.0.{rest}",
-         "both 2.dense.bias and 3.dense.bias would be layers.0.dense.bias"),
+         "both 2[.](.*) and 3[.]\\1 would be layers[.]0[.]\\1 here"),
         ("'{i}.{rest}': layers.0.{rest}", "both sides must have the same words in braces"),
     ):  # fmt: skip
         page.write_text(f"rename:\n  {rules}\n")

@@ -26,6 +26,7 @@ from ckptsurgeon import (
     Rollback,
     Run,
     SwapOptimizer,
+    Transplant,
     plan,
 )
 from ckptsurgeon.errors import UsageError
@@ -41,6 +42,7 @@ NEEDED: dict[type[Section], dict[str, Any]] = {
     Rewarm: {"iterations": 3},
     SwapOptimizer: {"to": "sgdw"},
     Graft: {"step": 1},
+    Transplant: {"source": "old"},
     Precision: {"to": "bf16"},
     ClipMoments: {"above": 100.0},
 }

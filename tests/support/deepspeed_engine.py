@@ -77,8 +77,49 @@ def _model(kind: str) -> Any:
         return _moe(2 if kind == "moe-on-two-ranks" else 1)
     if kind == "wide":  # 8-bit optimizers keep fewer than 4096 elements in 32 bits
         return nn.Sequential(nn.Linear(8, 640), nn.LayerNorm(640), nn.Linear(640, 8))
+    if kind in ("fused", "apart"):
+        return _wide(kind)
+    if kind.endswith("words"):
+        return _words(20 if kind == "more words" else 12)
     deeper = [nn.Linear(8, 8)] if kind == "deeper" else []
     return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), *deeper)
+
+
+def _wide(kind: str) -> Any:
+    """One projection to 16 numbers, or two to 8 and 8 side by side."""
+    import torch
+    from torch import nn
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            if kind == "fused":
+                self.both = nn.Linear(8, 16)
+            else:
+                self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.out = nn.Linear(16, 8)
+
+        def forward(self, x: Any) -> Any:
+            if kind == "fused":
+                return self.out(self.both(x))
+            return self.out(torch.cat([self.one(x), self.two(x)], -1))
+
+    return Wide()
+
+
+def _words(count: int) -> Any:
+    """A vocabulary, of which words are chosen by the input."""
+    from torch import nn
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(count, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.out(self.embed(x.abs().long() % count))
+
+    return Words()
 
 
 def _moe(ranks: int) -> Any:

@@ -1,0 +1,63 @@
+"""docs/transplant.md shows what its commands print, and its page of names is one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from ckptsurgeon.operations import parameter_names
+from tests.cli.conftest import invoke
+from tests.support.launch import REPO, launch
+from tests.support.transcripts import BLOCK, matches
+
+PAGE = (REPO / "docs" / "transplant.md").read_text("utf-8")
+
+
+def test_the_first_case_prints_what_the_page_shows(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TemporaryDirectory() as folder:  # whose path is short enough for a line
+        monkeypatch.chdir(folder)
+        shown, printed = first_case(Path(folder), corpus)
+    assert matches(shown, printed), printed
+
+
+def first_case(root: Path, corpus: Path) -> tuple[list[str], list[str]]:
+    """What the page shows, and what the command prints in a folder with both runs."""
+    for name, ranks, steps, seed in (("old", 2, 6, 1), ("new", 1, 1, 2)):
+        launch(
+            f"--config={REPO / 'train/configs/tiny.yaml'}", "--from-scratch",
+            f"save={root / name}", f"data={corpus}", f"train_iters={steps}",
+            f"save_interval={steps}", f"seed={seed}",
+            ranks=ranks,
+        )  # fmt: skip
+    shown = dict(BLOCK.findall(PAGE))["ranks"].splitlines()
+    words = shown[0].removeprefix("$ ckptsurgeon ").split()
+    done = invoke(*words, "--yes")
+    assert done.exit_code == 0, done.output
+    return shown[1:], done.stdout.splitlines()
+
+
+def test_the_names_of_the_page_are_rules(tmp_path: Path) -> None:
+    (rules,) = re.findall(r"<!-- names: stages -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (more,) = re.findall(r"```yaml\n(fuse:.*?)```", PAGE, re.DOTALL)
+    page = tmp_path / "names.yaml"
+    page.write_text(rules + more)
+    read = parameter_names.read(str(page))
+    names = ["1.weight", "4.bias", "3.dense.weight", "layers.0.mlp.gate.weight",
+             "layers.0.mlp.up.weight", "layers.7.qkv.weight", "other"]  # fmt: skip
+    origins = read.origins(names)
+    assert {new: origin.sources for new, origin in origins.items()} == {
+        "position_embeddings.weight": ("1.weight",),
+        "final_layernorm.bias": ("4.bias",),
+        "layers.1.dense.weight": ("3.dense.weight",),
+        "layers.0.mlp.gate_up.weight": ("layers.0.mlp.gate.weight", "layers.0.mlp.up.weight"),
+        "layers.7.q.weight": ("layers.7.qkv.weight",),
+        "layers.7.k.weight": ("layers.7.qkv.weight",),
+        "layers.7.v.weight": ("layers.7.qkv.weight",),
+        "other": ("other",),
+    }
+    assert origins["layers.7.v.weight"].index == 2
