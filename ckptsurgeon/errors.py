@@ -21,6 +21,14 @@ DAMAGE = command("verify", why="list every damaged file")
 SHOW = command("show", why="what is understood; what does not need the rest goes on without it")
 
 
+FEW = 3
+
+
+def first_few(names: Sequence[str]) -> str:
+    """The names for a message; of many the first ones, and how many there are."""
+    return ", ".join(names[:FEW]) + (f" … ({len(names)})" if len(names) > FEW else "")
+
+
 class SurgeryError(Exception):
     """A refusal in three parts.
 

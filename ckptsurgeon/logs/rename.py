@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import UsageError, first_few
 from ckptsurgeon.files.expressions import bounded
 from ckptsurgeon.hints import command
 from ckptsurgeon.logs.cut import FIELD
@@ -66,7 +66,7 @@ def refuse_nowhere(
     known = sorted(counts.tags)
     near = [] if regex else difflib.get_close_matches(old, known, n=3, cutoff=0.4)
     near += [tag for tag in known if not regex and old.lower() in tag.lower() and tag not in near]
-    some = ", ".join(known[:3]) + (f" … ({len(known)})" if len(known) > 3 else "")
+    some = first_few(known)
     raise UsageError(
         f"no {'tag matches' if regex else 'event has the tag'} {', '.join(map(repr, pairs))}",
         next=[command("rename-tb-events", tag, new, *where) for tag in near[:3]]

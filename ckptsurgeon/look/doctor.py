@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection
 
 from ckptsurgeon import look
-from ckptsurgeon.errors import NotUnderstood, SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError, first_few
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.formats.layout import HasHazards
@@ -181,7 +181,7 @@ def _replicas(checkpoint: Checkpoint) -> list[Finding]:
     )
     if not names:
         return []
-    shown = ", ".join(names[:3]) + (f" … ({len(names)})" if len(names) > 3 else "")
+    shown = first_few(names)
     return [
         Finding(
             f"parameters differ between tensor-parallel ranks that each keep them whole: {shown}",

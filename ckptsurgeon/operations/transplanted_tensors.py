@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, first_few
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.capabilities import NamesGroups
@@ -37,7 +37,6 @@ from ckptsurgeon.plans.sources import Columns, Source, Woven
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.arithmetic import ITEM
 
-SHOWN = 3
 VOCABULARY = re.compile(r"embed|wte|vocab|lm_head|(^|\.)(output|head)\.weight$")
 """The name of a parameter with a row for each token."""
 
@@ -95,7 +94,7 @@ class Tensors:
             "them": self.grown,
             "not in this run, and left behind": self.left,
         }
-        return [f"{text}: {_few(names)}" for text, names in said.items() if names]
+        return [f"{text}: {first_few(names)}" for text, names in said.items() if names]
 
     def changes(self) -> list[Change]:
         """One for each stretch of a tensor that is filled."""
@@ -289,8 +288,3 @@ def _follows(last: Source | Woven | None, source: Source | Woven) -> bool:
         and isinstance(source, Source)
         and (last.file, last.end, last.dtype) == (source.file, source.start, source.dtype)
     )
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" … ({len(names)})" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
+from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError, first_few
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import Checkpoint, Format, State
 from ckptsurgeon.formats.layout import CleansUp, resumes
@@ -27,7 +27,7 @@ from ckptsurgeon.transaction import journal, lock, receipts
 from ckptsurgeon.transaction.home import ATTIC, EVENTS, HOME, KEPT_EVENTS
 
 LINE = 80
-"""Characters of a pointer that are told."""
+"""Characters of a pointer that a message quotes, at most."""
 CONFIG = "train.yaml"
 """The config that the bundled trainer leaves in its run."""
 
@@ -221,10 +221,8 @@ class Run:
                 command("rollback", "--to", s, why="the newest complete one before it")
                 for s in complete[-1:]
             ]
-            names = ", ".join(missing[:3])
-            names += f" … ({len(missing)})" if len(missing) > 3 else ""
             raise SurgeryError(
-                f"step {step} is incomplete: missing: {names}",
+                f"step {step} is incomplete: missing: {first_few(missing)}",
                 next=[*back, command("status", why="list the complete steps")],
             )
         with _damage_at(step):

@@ -26,8 +26,8 @@ from ckptsurgeon.plans.edits import (
 Path = tuple[Key, ...]
 
 
-class Comparison(NamedTuple):
-    """What the section `key` says of the elements [start, end) under a path; `whole` is whether it
+class Claim(NamedTuple):
+    """What the section `key` makes of the elements [start, end) under a path; `whole` is whether it
     decides all that is there, and no number alone."""
 
     start: float
@@ -37,46 +37,46 @@ class Comparison(NamedTuple):
     whole: bool
 
 
-def refuse_two_words(by_section: Iterable[tuple[str, Sequence[AnyChange]]]) -> None:
+def refuse_conflicts(by_section: Iterable[tuple[str, Sequence[AnyChange]]]) -> None:
     """Raise UsageError where two sections, each by its key, make something of the same elements of
     a tensor, of a value and of what holds it, or of the trainer's config."""
-    places: dict[str, dict[Path, list[Comparison]]] = {}
+    places: dict[str, dict[Path, list[Claim]]] = {}
     configs: dict[str, str] = {}
     sections = [(key, changes) for key, changes in by_section if changes]
     for key, changes in sections if len(sections) > 1 else ():
         for change in changes:
             if isinstance(change, Change) and change.path:
                 start, end = change.elements or (0, math.inf)
-                word = Comparison(start, end, key, change.field, _is_whole(change.new))
+                claim = Claim(start, end, key, change.field, _is_whole(change.new))
                 within = places.setdefault(change.file, {})
                 for path in change.paths():
-                    within.setdefault(path, []).append(word)
+                    within.setdefault(path, []).append(claim)
             elif isinstance(change, Rewrite) and change.field == "config":
                 other = configs.setdefault(change.file, key)
                 if other != key:
                     raise _both(other, key, change.file)
     for paths in places.values():
-        for path, words in paths.items():
-            _refuse_overlap(words)
+        for path, claims in paths.items():
+            _refuse_overlap(claims)
             for outer in (paths.get(path[:n], ()) for n in range(1, len(path))):
-                for word in outer:
-                    if word.key != words[0].key:
-                        raise _both(word.key, words[0].key, word.field)
+                for claim in outer:
+                    if claim.key != claims[0].key:
+                        raise _both(claim.key, claims[0].key, claim.field)
 
 
-def _refuse_overlap(words: Sequence[Comparison]) -> None:
-    keys = list(dict.fromkeys(word.key for word in words))  # in the order of the sections
+def _refuse_overlap(claims: Sequence[Claim]) -> None:
+    keys = list(dict.fromkeys(claim.key for claim in claims))  # in the order of the sections
     if len(keys) < 2:
         return
-    before: dict[str, Comparison] = {}
-    for word in sorted(words):
+    before: dict[str, Claim] = {}
+    for claim in sorted(claims):
         for other in before.values():
-            apart = other.key == word.key or word.start >= other.end
-            if not apart and (word.whole or other.whole):
-                first, second = sorted((other.key, word.key), key=keys.index)
-                raise _both(first, second, word.field)
-        if word.key not in before or word.end > before[word.key].end:
-            before[word.key] = word
+            apart = other.key == claim.key or claim.start >= other.end
+            if not apart and (claim.whole or other.whole):
+                first, second = sorted((other.key, claim.key), key=keys.index)
+                raise _both(first, second, claim.field)
+        if claim.key not in before or claim.end > before[claim.key].end:
+            before[claim.key] = claim
 
 
 def _is_whole(new: object) -> bool:

@@ -15,7 +15,7 @@ from ckptsurgeon.plans.edits import AnyChange, Aside, Change, NewStep, Rewrite
 from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import keys, to_data
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.surgery.conflicts import refuse_two_words
+from ckptsurgeon.surgery.conflicts import refuse_conflicts
 from ckptsurgeon.surgery.render import render, touched
 from ckptsurgeon.surgery.renumbered import refuse_shadowed
 from ckptsurgeon.surgery.saved_again import kept_until_the_next_save
@@ -57,7 +57,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         by_section.append((key, new_changes))
         changes += [change for change in new_changes if not _idle(change)]
         warnings += sentences
-    refuse_two_words(by_section)
+    refuse_conflicts(by_section)
     if recipe.leaves_newer or any(change.field != "tensorboard" for change in changes):
         changes += _rivals(run, recipe, step)
     if any(isinstance(change, Change) or change.field == "latest" for change in changes):

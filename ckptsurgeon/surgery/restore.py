@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, first_few
 from ckptsurgeon.hints import again
 from ckptsurgeon.operations import rollback
 from ckptsurgeon.plans.edits import (
@@ -28,7 +28,7 @@ from ckptsurgeon.plans.edits import (
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import make_unreadable, relinked, replaced, rewrite, touched
-from ckptsurgeon.surgery.saved_again import rewritten, without_saved_again
+from ckptsurgeon.surgery.saved_again import without_saved_again
 from ckptsurgeon.transaction import assumptions, kept, receipts
 from ckptsurgeon.transaction.home import ATTIC, EVENTS, HOME
 from ckptsurgeon.transaction.inverse import kept_tails
@@ -48,9 +48,9 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
             next=again("--format", "FORMAT", why="as it was done"),
         )
     whole = receipt
-    receipt, left = without_saved_again(run, receipt, as_they_are=as_they_are)
+    receipt, left, anew = without_saved_again(run, receipt, as_they_are=as_they_are)
     restored, changed = kept.compared(run.root, receipt.id, receipt.inverse)
-    names = ", ".join(changed[:3]) + (f" … ({len(changed)})" if len(changed) > 3 else "")
+    names = first_few(changed)
     if changed and not as_they_are:
         raise SurgeryError(
             f"{names}: changed since surgery {receipt.id}, so what it was before can't be restored",
@@ -69,7 +69,7 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
     inverse, linked = _inverse(run, receipt, new, gone)
     first, last = _replaced(run, linked, new)
     changes, pointers = _pointers(run, receipt, new)
-    if anew := rewritten(run, receipt):
+    if anew:
         warnings.append(f"saved again since {receipt.id}, to the attic: {', '.join(anew)}")
     if gone:
         warnings.append(f"written since {receipt.id}, to the attic: {', '.join(gone)}")

@@ -6,10 +6,10 @@ A file that was replaced whole is in the attic as it was: it comes back where al
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, first_few
 from ckptsurgeon.formats.layout import SavesOver
 from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.plans.edits import Append, Change, Edit, Inverse, Move, Replace, Tail, Truncate
@@ -24,25 +24,29 @@ BETAS = {"beta1": 0, "beta2": 1}
 
 def without_saved_again(
     run: Run, receipt: Receipt, *, as_they_are: bool
-) -> tuple[Receipt, list[str]]:
-    """The receipt without what was saved again, and the files that were. Raises SurgeryError for
-    those; with `as_they_are` only where nothing else is left to bring back.
+) -> tuple[Receipt, list[str], list[str]]:
+    """The receipt without what was saved again, the files that were, and the `rewritten` ones that
+    it still brings back. Raises SurgeryError for what was saved again; with `as_they_are` only
+    where nothing else is left to bring back.
 
     A step stays whole: where one of its files was saved again, all of them stay as they are."""
-    files = _lost(run, receipt)
+    steps = [set(map(run.relative, run.format.files(run.root, step))) for step in run.steps()]
+    anew = _rewritten(run, receipt, steps)
+    files = _lost(run, receipt, anew, steps)
     if not files:
-        return receipt, []
-    stay = {*files, *(name for step in _steps(run, files) for name in step)}
+        return receipt, [], anew
+    of_files = (step for step in steps if not step.isdisjoint(files))
+    stay = {*files, *(name for step in of_files for name in step)}
     rest = tuple(edit for edit in receipt.inverse if _place(edit) not in stay)
     if as_they_are and rest:
-        return replace(receipt, inverse=rest), files
+        return replace(receipt, inverse=rest), files, [file for file in anew if file not in stay]
     surgery = next((each for each in run.receipts() if each.id == receipt.undoes), receipt)
     hints = _by_values(surgery, undone=surgery is not receipt)
     if rest:
         hints.append(again(AS_THEY_ARE, why="brings back the rest, and leaves this step"))
     raise SurgeryError(
-        f"{_listed(files)}: saved again, or changed, since {receipt.id}; what was there before is "
-        "gone",
+        f"{first_few(files)}: saved again, or changed, since {receipt.id}; what was there before "
+        "is gone",
         next=hints or [command("log", why="what was done")],
     )
 
@@ -56,7 +60,7 @@ def kept_until_the_next_save(run: Run, step: int, edits: Sequence[Edit], id: str
         return []
     rest = any(isinstance(edit, Append) and edit.file not in over for edit in edits)
     then = f"; from then on it takes {AS_THEY_ARE}" if rest else ""
-    return [f"undo {id} works until the trainer saves over {_listed(files)}{then}"]
+    return [f"undo {id} works until the trainer saves over {first_few(files)}{then}"]
 
 
 def _saved_over(run: Run, step: int) -> set[str]:
@@ -70,38 +74,28 @@ def _saved_over(run: Run, step: int) -> set[str]:
     return set(map(run.relative, over))
 
 
-def _listed(files: Sequence[str]) -> str:
-    return ", ".join(files[:3]) + (f" … ({len(files)})" if len(files) > 3 else "")
-
-
 def _place(edit: Inverse) -> str:
     """The file, or the folder, that the edit brings back."""
     return edit.dst if isinstance(edit, Move) else edit.file
 
 
-def _lost(run: Run, receipt: Receipt) -> list[str]:
+Files = set[str]
+
+
+def _lost(run: Run, receipt: Receipt, anew: Sequence[str], steps: Sequence[Files]) -> list[str]:
     """The files of the step that were saved again, where the step can't come back as a whole."""
     edited = [edit for edit in receipt.inverse if isinstance(edit, (Truncate, Tail))]
     lost = [edit.file for edit in edited if saved_again(run.root / edit.file, edit)]
     back = {_place(edit) for edit in receipt.inverse if isinstance(edit, (Move, Replace))}
-    for file in rewritten(run, receipt):
-        if any(not step <= back for step in _steps(run, [file])):
-            lost.append(file)
-    return lost
+    return lost + [f for f in anew if any(f in step and not step <= back for step in steps)]
 
 
-def rewritten(run: Run, receipt: Receipt) -> list[str]:
+def _rewritten(run: Run, receipt: Receipt, steps: Sequence[Files]) -> list[str]:
     """The files of steps that the surgery replaced whole and that a trainer wrote since."""
     replaced = {edit.file for edit in receipt.inverse if isinstance(edit, Replace)}
     replaced -= set(map(run.relative, run.format.pointer_files(run.root)))
     files = kept.rewritten(run.root, receipt.id, sorted(replaced))
-    return [file for file in files if _steps(run, [file])]
-
-
-def _steps(run: Run, files: Collection[str]) -> list[set[str]]:
-    """All files of each step that one of these is of."""
-    steps = (set(map(run.relative, run.format.files(run.root, step))) for step in run.steps())
-    return [step for step in steps if not step.isdisjoint(files)]
+    return [file for file in files if any(file in step for step in steps)]
 
 
 def _by_values(surgery: Receipt, *, undone: bool) -> list[Hint]:

@@ -51,7 +51,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no command": (["relaunch", "--exec"], "--exec takes a command"),
     "no range": (["skip"], "no range"),
     "empty range": (["skip", "9-3", "--print-recipe"], "9-3"),
-    "two wishes": (
+    "two that exclude each other": (
         ["truncate-tb-events", "--after", "3", "--keep-tb", "a", "--no-keep-tb"],
         "excl",
     ),

@@ -1,4 +1,4 @@
-"""The trainer's word with real DeepSpeed engines: what they print after a surgery."""
+"""The trainer's comparison with real DeepSpeed engines: what they print after a surgery."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def printed(root: Path, relaunch: Options, steps: int = 3, **load: Any) -> Path:
     return out
 
 
-def feed(root: Path, log: Path) -> Comparison:
+def compared(root: Path, log: Path) -> Comparison:
     return listen(Run.open(root), log=log)
 
 
@@ -72,11 +72,11 @@ def test_a_relaunch_with_the_printed_config_keeps_its_word(tmp_path: Path, name:
     root, before = tmp_path / "run", options(name)
     make(root, before)
     made = operate(root, set={"lr": 4e-4, "beta1": 0.8})
-    word = feed(root, printed(root, as_planned(made, before)))
-    assert word.differs == []
-    assert "step 7" in word.agrees and "betas 0.8, 0.999" in word.agrees
-    assert any(item.startswith("lr of update 8: ") for item in word.agrees)
-    assert {"eps", "weight decay", "step of Adam", "lr of update 7"} <= set(word.not_said)
+    comparison = compared(root, printed(root, as_planned(made, before)))
+    assert comparison.differs == []
+    assert "step 7" in comparison.agrees and "betas 0.8, 0.999" in comparison.agrees
+    assert any(item.startswith("lr of update 8: ") for item in comparison.agrees)
+    assert {"eps", "weight decay", "step of Adam", "lr of update 7"} <= set(comparison.not_said)
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -86,11 +86,11 @@ def test_a_relaunch_with_the_old_config_is_caught(tmp_path: Path, name: str) -> 
     make(root, before)
     operate(root, set={"lr": 4e-4})
     log = printed(root, before)
-    difference = feed(root, log).differs[0]
+    difference = compared(root, log).differs[0]
     assert difference.startswith("lr of update 8: promised ")
     (line,) = [line for line in log.read_text().splitlines() if "] step=7," in line]
     assert difference.endswith(f", in its line: {line}")
-    assert "relaunch with " in " ".join(feed(root, log).expected.remedy)
+    assert "relaunch with " in " ".join(compared(root, log).expected.remedy)
 
 
 # --- torch's schedulers --------------------------------------------------------------------------
@@ -101,13 +101,13 @@ def test_the_rates_of_torchs_schedulers_are_followed(tmp_path: Path, name: str) 
     root, before = tmp_path / "run", Options(scheduler=name)
     make(root, before)
     operate(root, set={"lr": "0.5x", "beta1": 0.8})
-    word = feed(root, printed(root, before))
-    assert word.differs == []
-    said = [item for item in word.agrees if item.startswith("lr of update 8: ")]
+    comparison = compared(root, printed(root, before))
+    assert comparison.differs == []
+    said = [item for item in comparison.agrees if item.startswith("lr of update 8: ")]
     assert len(said) == (0 if name in UNKNOWN else 1)
     cycled = name.startswith("OneCycleLR")  # it sets beta1 anew after each step
-    assert bool(word.not_compared) == (name in UNKNOWN or cycled)
-    assert ("betas 0.8, 0.95" in word.agrees) != cycled
+    assert bool(comparison.not_compared) == (name in UNKNOWN or cycled)
+    assert ("betas 0.8, 0.95" in comparison.agrees) != cycled
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_load_that_leaves_the_surgery_out_is_caught(
     root, before = tmp_path / "run", Options(scheduler="CosineAnnealingLR")
     make(root, before)
     operate(root, set={"lr": PEAK / 4, "beta2": 0.9})
-    differs = feed(root, printed(root, before, **load)).differs
+    differs = compared(root, printed(root, before, **load)).differs
     assert [item.partition(":")[0] for item in differs if item.startswith(field)] == [field]
 
 
@@ -135,5 +135,5 @@ def test_an_engine_that_begins_anew_is_caught(tmp_path: Path) -> None:
     anew = printed(tmp_path / "elsewhere", before)
     log = root.parent / "both.out"
     log.write_text(first + anew.read_text())
-    (difference, *_) = feed(root, log).differs
+    (difference, *_) = compared(root, log).differs
     assert difference.startswith("step: promised 7, says 1, in its line: [Rank 0] step=1, ")

@@ -63,7 +63,7 @@ def relaunched(root: Path, steps: int = 3, tb: bool = False, **command_line: Any
     return root.parent / "logs" if tb else log
 
 
-def feed(root: Path, path: Path) -> Comparison:
+def compared(root: Path, path: Path) -> Comparison:
     run = Run.open(root)
     return listen(run, folder=path) if path.is_dir() else listen(run, log=path)
 
@@ -71,30 +71,30 @@ def feed(root: Path, path: Path) -> Comparison:
 @pytest.mark.parametrize("tb", [False, True])
 def test_a_relaunch_by_the_checkpoint_keeps_its_word(tmp_path: Path, tb: bool) -> None:
     root = operated(tmp_path / "run", set={"lr": 3e-5, "min_lr": 1e-6})
-    word = feed(root, relaunched(root, tb=tb, **USE))
-    assert word.differs == []
-    rates = [item for item in word.agrees if item.startswith("lr of update ")]
+    comparison = compared(root, relaunched(root, tb=tb, **USE))
+    assert comparison.differs == []
+    rates = [item for item in comparison.agrees if item.startswith("lr of update ")]
     assert [item.partition(":")[0] for item in rates] == ["lr of update 8", "lr of update 9"]
-    assert {"step 7", "consumed samples 14", "global batch size 2"} <= set(word.agrees)
-    assert {"lr of update 7", "betas", "eps"} <= set(word.not_said)
+    assert {"step 7", "consumed samples 14", "global batch size 2"} <= set(comparison.agrees)
+    assert {"lr of update 7", "betas", "eps"} <= set(comparison.not_said)
 
 
 @pytest.mark.parametrize("tb", [False, True])
 def test_override_lr_scheduler_is_caught(tmp_path: Path, tb: bool) -> None:
     """With it the command line of before the surgery wins from the second update on."""
     root = operated(tmp_path / "run", set={"lr": 3e-5, "min_lr": 1e-6})
-    word = feed(root, relaunched(root, tb=tb, **OVERRIDE))
-    assert word.differs[0].startswith("lr of update 8: promised 2.9")
-    assert "says 5.9" in word.differs[0]
-    assert any("--use-checkpoint-lr-scheduler" in hint for hint in word.expected.remedy)
+    comparison = compared(root, relaunched(root, tb=tb, **OVERRIDE))
+    assert comparison.differs[0].startswith("lr of update 8: promised 2.9")
+    assert "says 5.9" in comparison.differs[0]
+    assert any("--use-checkpoint-lr-scheduler" in hint for hint in comparison.expected.remedy)
 
 
 def test_a_position_that_the_trainer_does_not_take_is_caught(tmp_path: Path) -> None:
     root = operated(tmp_path / "run", set={"consumed_samples": 100})
     log = relaunched(root, **USE)
-    assert feed(root, log).differs == []
+    assert compared(root, log).differs == []
     log.write_text(log.read_text().replace("102 |", " 14 |"))
-    (difference,) = feed(root, log).differs
+    (difference,) = compared(root, log).differs
     assert difference.startswith(
         "consumed samples: promised 100 and 1 x 2 after it, so 102, says 14"
     )
@@ -105,7 +105,7 @@ def test_a_trainer_that_starts_from_nothing_is_caught(tmp_path: Path) -> None:
     log = relaunched(root, **USE)
     before = log.read_text()
     log.write_text(before + before.replace("iteration        5/", "iteration        1/"))
-    (difference,) = feed(root, log).differs
+    (difference,) = compared(root, log).differs
     assert difference.startswith("step: promised 5, says 1, in its line: iteration 1/ 100 |")
 
 
@@ -123,12 +123,12 @@ def test_the_line_of_before_a_rollback_is_not_taken_for_the_new_one(tmp_path: Pa
     surgery.apply(run, plan(run, from_data({"rollback": {"to": 6}, "set": {"lr": 3e-5}})))
     log = relaunched(root, **USE)
     log.write_text(old + log.read_text())
-    word = feed(root, log)
-    assert word.differs == [] and "step 7" in word.agrees
+    comparison = compared(root, log)
+    assert comparison.differs == [] and "step 7" in comparison.agrees
 
 
 def test_a_file_that_says_nothing_is_no_agreement(tmp_path: Path) -> None:
     root = operated(tmp_path / "run", set={"lr": 3e-5})
     (tmp_path / "empty.out").write_text("hello\n")
     with pytest.raises(SurgeryError, match="nothing in it is of an update after step 6"):
-        feed(root, tmp_path / "empty.out")
+        compared(root, tmp_path / "empty.out")

@@ -82,24 +82,18 @@ def judge(curves: Curves, rule: str | None = None) -> Advice:
     spikes = tuple(find(curves.kept, rule))
     bad = [spike for spike in spikes if spike.last is None and spike.malignant]
     least = needed(rule)
-    outcome: tuple[str, Spike | None, str]
+    spike: Spike | None = None
+    reason = ""
     if bad:
-        outcome = DIVERGED, bad[0], ""
+        verdict, spike = DIVERGED, bad[0]
     elif int(np.isfinite(loss.values).sum()) < least:
-        why = f"the log has {points} points of the loss, and a rule needs {least}"
-        outcome = UNKNOWN, None, why
+        verdict = UNKNOWN
+        reason = f"the log has {points} points of the loss, and a rule needs {least}"
     else:
         waiting = [spike for spike in spikes if spike.last is None and spike.malignant is None]
         was = [spike for spike in spikes if spike.malignant]
-        word = OPEN if waiting else RECOVERED if was else HEALTHY
-        outcome = word, waiting[0] if waiting else was[-1] if was else None, ""
+        verdict = OPEN if waiting else RECOVERED if was else HEALTHY
+        spike = waiting[0] if waiting else was[-1] if was else None
     return Advice(
-        outcome[0],
-        curves,
-        spikes,
-        outcome[1],
-        newest,
-        points,
-        unjudged(rule),
-        reason=outcome[2],
-    )
+        verdict, curves, spikes, spike, newest, points, unjudged(rule), reason=reason
+    )  # fmt: skip
