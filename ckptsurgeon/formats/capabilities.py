@@ -191,6 +191,14 @@ class CountsMore(Capability, ABC):
         """Every place of each, with its name."""
 
 
+class SavesWeightsTwice(Capability, ABC):
+    """Its weights may lie beside what a resume loads once more, for other readers."""
+
+    @abstractmethod
+    def all_parts(self) -> list[Part]:
+        """`parts`, and those of the weights beside them: all of them must become new together."""
+
+
 class HasForms(Capability, ABC):
     """It may hold a converted copy of itself. Others save a step in one form."""
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from ckptsurgeon.errors import SurgeryError, first_few
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
-from ckptsurgeon.formats.capabilities import NamesGroups
+from ckptsurgeon.formats.capabilities import NamesGroups, SavesWeightsTwice
 from ckptsurgeon.formats.fields.values import NUMBER
 from ckptsurgeon.formats.tensors.blocks import (
     Kinds,
@@ -60,7 +60,7 @@ class Tensors:
         self._alike = alike
         for each in (checkpoint, donor):
             refuse_other_states(each, next="transplant between optimizers of the same states")
-        own, theirs = checkpoint.parts(), donor.parts()
+        own, theirs = _parts(checkpoint), _parts(donor)
         refuse_second_copies(run, checkpoint, own)
         own_order = order or (_order(donor) if alike else [])
         self._own = _named(checkpoint, own, own_order)
@@ -196,6 +196,11 @@ class Tensors:
 
 
 LABEL = "as in the source"
+
+
+def _parts(checkpoint: Checkpoint) -> list[Part]:
+    able = SavesWeightsTwice.optional(checkpoint)
+    return checkpoint.parts() if able is None else able.all_parts()
 
 
 def _order(checkpoint: Checkpoint) -> list[str]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +60,19 @@ def used(adam: Any) -> dict[str, Any]:
         **{key: [g[key] for g in adam.param_groups] for key in ("lr", "betas", "eps")},
         "weight_decay": [g["weight_decay"] for g in adam.param_groups],
         "adam_step": max((int(state["step"]) for state in states), default=0),
-        "moments": sum(float(s["exp_avg"].to_local().abs().sum()) for s in states),
+        "moments": sum(float(own(s["exp_avg"]).abs().sum()) for s in states),
     }
 
 
 def whole(tensor: Any) -> list[float]:
     """Of all ranks, which call this together."""
-    return list(tensor.full_tensor().flatten().tolist())
+    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return list(full.flatten().tolist())
+
+
+def own(tensor: Any) -> Any:
+    """What of a tensor this rank has."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def as_gpu() -> None:
@@ -109,14 +117,42 @@ def two_models(root: Path, stop: int) -> dict[int, Any]:
     return by_accelerate(root, stop, (PEAK, 2 * PEAK))
 
 
-def by_trainer(root: Path, stop: int) -> dict[int, Any]:
+def by_one_trainer(root: Path, stop: int) -> dict[int, Any]:
+    """Without FSDP: one process, and an optimizer that numbers its parameters."""
+    return by_trainer(root, stop, sharded=False)
+
+
+def by_deepspeed(root: Path, stop: int) -> dict[int, Any]:
+    """With an engine of DeepSpeed, whose optimizer is not looked into."""
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": 1_000_000},
+        "zero_allow_untested_optimizer": True,
+    }
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return by_trainer(root, stop, sharded=False, deepspeed=config)
+
+
+def free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+def by_trainer(
+    root: Path, stop: int, sharded: bool = True, deepspeed: Any = None
+) -> dict[int, Any]:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     seen: dict[int, Any] = {}
 
     class Watch(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **live: Any) -> None:
-            seen[state.global_step + 1] = used(live["optimizer"])
+            if deepspeed is None:
+                seen[state.global_step + 1] = used(live["optimizer"])
+            else:
+                seen[state.global_step + 1] = state.global_step
 
         def on_step_end(self, args: Any, state: Any, control: Any, **live: Any) -> None:
             if state.global_step >= stop:
@@ -129,21 +165,27 @@ def by_trainer(root: Path, stop: int) -> dict[int, Any]:
         def __getitem__(self, index: int) -> dict[str, Any]:
             return {"x": torch.full((8,), index / 64), "labels": torch.zeros(())}
 
-    PartialState(cpu=True)
+    if deepspeed is None:
+        PartialState(cpu=True)
     torch.manual_seed(0)
     arguments = TrainingArguments(
         output_dir=str(root), max_steps=12, save_steps=EVERY, save_strategy="steps",
         per_device_train_batch_size=2, learning_rate=PEAK, warmup_steps=2, report_to=[],
-        disable_tqdm=True, use_cpu=True, weight_decay=0.1, logging_strategy="no",
-        fsdp="full_shard", fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT"},
+        disable_tqdm=True, use_cpu=deepspeed is None, weight_decay=0.1, logging_strategy="no",
+        fsdp="full_shard" if sharded else None, deepspeed=deepspeed,
+        fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT"} if sharded else None,
     )  # fmt: skip
-    as_gpu()
+    if sharded:
+        as_gpu()
     trainer = Trainer(model=Net(), args=arguments, train_dataset=Data(), callbacks=[Watch()])
     trainer.train(resume_from_checkpoint=any(root.glob("checkpoint-*")))
     return seen
 
 
-TRAINERS = {"accelerate": by_accelerate, "two-models": two_models, "trainer": by_trainer}
+TRAINERS: dict[str, Callable[[Path, int], dict[int, Any]]] = {
+    "accelerate": by_accelerate, "two-models": two_models, "trainer": by_trainer,
+    "one-trainer": by_one_trainer, "deepspeed": by_deepspeed,
+}  # fmt: skip
 
 
 def main() -> None:
@@ -156,7 +198,8 @@ def main() -> None:
     seen = TRAINERS[wanted.library](wanted.run, wanted.stop)
     if PartialState().is_main_process:
         print(json.dumps(seen))
-    torch.distributed.destroy_process_group()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.capabilities import SavesWeightsTwice
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import DeepSpeed
-from ckptsurgeon.formats.fields.values import Located, Part, Place, State
+from ckptsurgeon.formats.fields.constants import SAFE
+from ckptsurgeon.formats.fields.values import Box, Located, Part, Place, State
+from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
 
 BINS = ("pytorch_model.bin", "model.pt")
 """Files of whole weights beside an engine."""
@@ -29,7 +32,7 @@ class Engine(DeepSpeed):
 
 
 @dataclass
-class EngineCheckpoint(DeepSpeedCheckpoint):
+class EngineCheckpoint(SafetensorsBeside, DeepSpeedCheckpoint, SavesWeightsTwice):
     """`schedulers` are (file, path of the state) that the engine's trainer loads after it;
     `doubts` what else a reader of its promise must know."""
 
@@ -55,15 +58,31 @@ class EngineCheckpoint(DeepSpeedCheckpoint):
     def parts(self) -> list[Part]:
         """Those of the engine, which is what a resume loads. Refused where the weights are saved
         beside it once more: that copy would stay as it was."""
-        copies = [p for p in self.path.iterdir() if p.suffix == ".safetensors" or p.name in BINS]
+        self._refuse((SAFE, *BINS))
+        return super().parts()
+
+    def all_parts(self) -> list[Part]:
+        """Of safetensors, as each file has its names; refused for the others."""
+        self._refuse(BINS)
+        found = super().parts()
+        cuts = {part.parameter: part.cut for part in found}
+        for file in sorted(self.path.glob(f"*{SAFE}")):
+            for name, place in self.tensors(file).items():
+                if name in cuts:
+                    box = Box.all(place.value.size, replica=True)
+                    found.append(Part.whole(name, cuts[name], "weights", place, box))
+        return found
+
+    def _refuse(self, ends: tuple[str, ...]) -> None:
+        """Raise SurgeryError where a file of such a name repeats the weights."""
+        copies = sorted(path.name for path in self.path.iterdir() if path.name.endswith(ends))
         if copies:
-            step, name = self.path.name, copies[0].name
+            step, name = self.path.name, copies[0]
             raise SurgeryError(
                 f"{step}/{name} repeats the weights of the engine, and would keep the old ones",
                 next=f"move it out of {step}, and out of each other step that the command reads; "
                 f"export {step} anew afterwards",
             )
-        return super().parts()
 
     def read_state(self) -> State:
         """The engine's, with the doubts."""

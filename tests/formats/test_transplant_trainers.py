@@ -1,0 +1,128 @@
+"""Hugging Face's Trainer goes on from a transplant: FSDP2 on other ranks, one process, DeepSpeed.
+
+What its next update uses is read from the live optimizer, element by element.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe.file import from_data
+from tests.support.launch import run_module
+from tests.support.snapshot import snapshot
+from tests.support.universal import convert
+
+pytestmark = [
+    pytest.mark.formats,
+    pytest.mark.filterwarnings("ignore"),  # of the libraries' own making
+]
+STEP, FIRST = 6, 2
+KINDS = {
+    "fsdp on two ranks": ("trainer", 2),
+    "fsdp on three ranks": ("trainer", 3),
+    "one process": ("one-trainer", 1),
+}
+ORDER = ("first.weight", "second.weight", "first.bias", "second.bias")
+"""What decays, and then what does not."""
+MOVES = [(a, b) for a in KINDS for b in KINDS if a != b]
+
+
+def train(library: str, root: Path, stop: int, ranks: int) -> dict[int, Any]:
+    """To step `stop`, from where the Trainer resumes: what each update used."""
+    environment = {"PYTHONWARNINGS": "ignore"}
+    if library != "deepspeed":  # which knows the CPU by itself
+        environment["ACCELERATE_USE_CPU"] = "true"
+    words = ("tests.support.fsdp2", library, root, stop)
+    done = run_module(*words, ranks=ranks, environment=environment)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
+    return {int(step): used for step, used in json.loads(line).items()}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of each kind a run of 6 steps, one of 2 that is to be filled, and what the first used
+    next."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, (library, ranks) in KINDS.items():
+        train(library, folder / name, STEP, ranks)
+        fresh = folder / f"fresh {name}"
+        shutil.copytree(folder / name, fresh)
+        for step in range(FIRST + 2, STEP + 2, 2):
+            shutil.rmtree(fresh / f"checkpoint-{step}")
+        on = folder / f"on {name}"
+        shutil.copytree(folder / name, on)
+        (folder / f"{name}.json").write_text(json.dumps(train(library, on, STEP + 2, ranks)))
+    return folder
+
+
+def filled(run: Path, source: Path) -> None:
+    before = snapshot(run)
+    recipe = from_data({"transplant": {"source": str(source), "step": STEP}})
+    surgery.apply(Run.open(run), plan(Run.open(run), recipe))
+    surgery.apply(Run.open(run), surgery.plan_undo(Run.open(run)))
+    assert snapshot(run) == before
+    surgery.apply(Run.open(run), surgery.plan_redo(Run.open(run)))
+    assert look.verify(Run.open(run), level=4).findings == ()
+
+
+@pytest.mark.parametrize(("source", "target"), MOVES)
+def test_the_next_update_has_each_number_of_the_source(
+    runs: Path, tmp_path: Path, source: str, target: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / f"fresh {target}", run)
+    filled(run, runs / source)
+    library, ranks = KINDS[target]
+    seen = train(library, run, STEP + 1, ranks)
+    wanted = json.loads((runs / f"{source}.json").read_text())[str(STEP + 1)]
+    assert sorted(seen) == [STEP + 1]
+    for key in ("lr", "betas", "eps", "weight_decay", "adam_step", "tensors"):
+        assert seen[STEP + 1][key] == wanted[key], key
+
+
+def test_an_engine_of_deepspeed_gets_the_names_for_the_numbers(runs: Path, tmp_path: Path) -> None:
+    """And a plain Trainer gets its state back, bit for bit."""
+    run, back = tmp_path / "run", tmp_path / "back"
+    train("deepspeed", run, FIRST, 1)
+    filled(run, runs / "one process")
+    shutil.copytree(runs / "fresh one process", back)
+    filled(back, run)
+    name = f"checkpoint-{STEP}/optimizer.pt"
+    mine, its = (torch.load(r / name)["state"] for r in (back, runs / "one process"))
+    assert mine.keys() == its.keys()
+    for number, state in its.items():
+        for key, value in state.items():
+            assert torch.equal(torch.as_tensor(mine[number][key]), torch.as_tensor(value))
+    nested = run / f"checkpoint-{STEP}"
+    (tag,) = nested.glob("global_step*")
+    converted = convert(nested, int(tag.name.removeprefix("global_step"))) / "zero"
+    for number, parameter in enumerate(ORDER):
+        for kind in ("exp_avg", "exp_avg_sq"):
+            held = torch.load(converted / parameter / f"{kind}.pt")["param"]
+            assert torch.equal(held.reshape(its[number][kind].shape), its[number][kind])
+    shutil.rmtree(converted.parent)
+    assert sorted(train("deepspeed", run, STEP + 1, 1)) == [STEP + 1]
+
+
+def test_without_a_step_that_names_them_numbers_are_refused(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "fresh one process", run)
+    recipe = from_data({"transplant": {"source": str(runs / "one process"), "step": STEP}})
+    with pytest.raises(SurgeryError, match="numbers the states") as error:
+        plan(Run.open(run), recipe)
+    assert "--order FILE" in str(error.value.next)
+    order = tmp_path / "order.txt"
+    order.write_text("\n".join(ORDER))
+    section = {"source": str(runs / "one process"), "step": STEP, "order": str(order)}
+    surgery.apply(Run.open(run), plan(Run.open(run), from_data({"transplant": section})))
+    one, other = (r / f"checkpoint-{STEP}/optimizer.pt" for r in (run, runs / "one process"))
+    mine, its = (torch.load(file)["state"] for file in (one, other))
+    assert all(torch.equal(mine[i]["exp_avg"], its[i]["exp_avg"]) for i in its)
