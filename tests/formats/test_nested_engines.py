@@ -40,8 +40,8 @@ CAPABILITIES: dict[str, Callable[[Checkpoint], Any]] = {
     "weights": lambda c: list(c.weights()),
     "strips": lambda c: list(strips(c)),
     "attention": lambda c: c.attention(),
-    "like": lambda c: sorted(c.like(c).trees),
-    "without": lambda c: sorted(c.like(_without_copy(c)).trees),
+    "like": lambda c: sorted(c.like(c).archives),
+    "without": lambda c: sorted(c.like(_without_copy(c)).archives),
 }
 
 

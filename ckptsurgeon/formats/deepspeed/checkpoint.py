@@ -194,13 +194,13 @@ class DeepSpeedCheckpoint(
                 next="move the copy out of the run, and convert the step again afterwards",
             )
         folder = universal.folder(self.folder.parent, self.step)
-        kept = [path for path in self.trees if path.is_relative_to(folder) in wanted]
-        if len(kept) == len(self.trees):
+        gone = {path for path in self.archives if path.is_relative_to(folder) not in wanted}
+        if not gone:
             return self
         return replace(
             self,
-            trees={path: self.trees[path] for path in kept},
-            archives={path: self.archives[path] for path in kept},
+            trees={path: tree for path, tree in self.trees.items() if path not in gone},
+            archives={path: each for path, each in self.archives.items() if path not in gone},
         )
 
     def known_parts(self) -> list[Part]:

@@ -3,12 +3,13 @@ too, which its DeepSpeed config must repeat."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckptsurgeon.formats.deepspeed.engine import EngineCheckpoint
-from ckptsurgeon.formats.fields.values import Decay, Setting
+from ckptsurgeon.formats.fields.values import Decay, Place, Setting
+from ckptsurgeon.formats.places.json_beside import JsonBeside
 from ckptsurgeon.formats.schedules import deepspeed, torch_classes, transformers
 
 ARGUMENTS = {"lr": "--learning_rate", "warmup": "--warmup_steps", "decay": "--max_steps"}
@@ -16,8 +17,20 @@ ARGUMENTS = {"lr": "--learning_rate", "warmup": "--warmup_steps", "decay": "--ma
 
 
 @dataclass
-class TrainerEngine(EngineCheckpoint):
-    """As the Trainer resumes it."""
+class TrainerEngine(JsonBeside, EngineCheckpoint):
+    """As the Trainer resumes it: by `trainer_state.json`, which is among its `texts`."""
+
+    def find(self, field: str) -> Sequence[Place]:
+        """The Trainer's own count decides which batches a resume passes over."""
+        places = list(super().find(field))
+        if field == "iteration":
+            places = [place._replace(wins=False) for place in places]
+            places += [p for file in self.texts for p in self.at(file, ("global_step",))]
+        return places
+
+    def _iteration(self) -> int:
+        counts = [p.value for file in self.texts for p in self.at(file, ("global_step",))]
+        return int(counts[0]) if counts else super()._iteration()
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Of a scheduler of DeepSpeed, also the Trainer's own arguments: it ends with a ValueError

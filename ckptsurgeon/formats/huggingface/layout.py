@@ -85,14 +85,13 @@ class _Saved(StepFolders, FindsStep):
         if engine := _engine(folder):
             inner = Engine(engine).open(folder, step, without)
             trees, archives = read_shards(schedulers)
-            kind = TrainerEngine if self.name == "transformers" else EngineCheckpoint
-            return kind(
-                folder,
-                step,
-                inner.trees | trees,
-                inner.archives | archives,
-                schedulers=tuple((path, ()) for path in schedulers),
-            )
+            beside = tuple((path, ()) for path in schedulers)
+            trees, archives = inner.trees | trees, inner.archives | archives
+            if self.name != "transformers":
+                return EngineCheckpoint(folder, step, trees, archives, beside)
+            state = folder / TRAINER_STATE
+            values, texts = json_beside.read([state] if state.is_file() else [])
+            return TrainerEngine(folder, step, trees | values, archives, beside, texts=texts)
         optimizers = [p for p in _matching(folder, OPTIMIZER) if p not in without]
         scaler = folder / SCALER
         scalers = [scaler] if scaler.is_file() and scaler not in without else []
