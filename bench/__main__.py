@@ -36,6 +36,7 @@ from bench import (
     small_tensors,
     startup,
     training,
+    transplant,
     verification,
     vitals,
 )
@@ -49,6 +50,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "many_steps": many_steps.measure,
     "verification": verification.measure,
     "average": average.measure,
+    "transplant": transplant.measure,
     "vitals": vitals.measure,
     "small_tensors": small_tensors.measure,
     "shards": shards.measure,

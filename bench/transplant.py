@@ -1,0 +1,148 @@
+"""`transplant` of a ZeRO-1 step into two data ranks, and into two tensor ranks that cut each matrix
+along axis 1: against `cp` of the same bytes, and against DeepSpeed's own `ds_to_universal`.
+
+Each is a process of its own, with the source dropped from the page cache before it. As a script, it
+builds the runs or converts the source: python -m bench.transplant build|universal ROOT [GIB]
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.process import forget, python
+from bench.row import Row, ratio
+
+STEP, TIMES = 95000, 3
+TENSORS, ROWS = 16, 4096
+MEMORY = 500
+"""MB that a transplant may take at any size."""
+TARGETS = {"data": 0.8, "tensor": 0.5}
+
+
+def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
+    """With 1 GiB of optimizer; an eighth of it, once, when `quick`."""
+    root, gib = folder / "transplant", 0.125 if quick else 1.0
+    if shutil.disk_usage(folder).free < (8 * gib + 1) * 2**30:
+        say(f"transplant: skipped: {8 * gib + 1:g} GiB of free space are needed")
+        return []
+    python("bench.transplant", "build", root, gib)
+    source = sorted((root / "source").glob("global_step*/*.pt"))
+    size = sum(file.stat().st_size for file in source)
+    copied: list[float] = []
+    ours: dict[str, list[float]] = {name: [] for name in TARGETS}
+    peaks, receipts = [], []
+    for _ in range(1 if quick else TIMES):
+        copied.append(_copied(source, root / "copy"))
+        for name, seconds in ours.items():
+            run = root / name
+            forget(source)
+            words = ("transplant", "--from", root / "source", "--yes", "--quiet", "-C", run)
+            done = python("ckptsurgeon", *words)
+            seconds.append(done.seconds)
+            peaks.append(done.peak_mb)
+            (receipt,) = run.glob(".ckptsurgeon/receipts/0*/receipt.json")
+            receipts.append(receipt.stat().st_size)
+            shutil.rmtree(run)
+            shutil.copytree(root / f"{name}-kept", run)
+    forget(source)
+    universal = python("bench.transplant", "universal", root / "source")
+    shutil.rmtree(root)
+    once = statistics.median(copied)
+    medians = {name: statistics.median(seconds) for name, seconds in ours.items()}
+    shares = [
+        Row(f"transplant into two {name} ranks: share of the speed of cp", once / taken, "×",
+            TARGETS[name], at_least=True,
+            note=f"{taken:.2f} s as typed for {size / 2**30:.2g} GiB; cp, fsync: {once:.2f} s")
+        for name, taken in medians.items()
+    ]  # fmt: skip
+    return [
+        *shares,
+        Row("transplant: largest memory", max(peaks), "MB", MEMORY),
+        Row("transplant: largest receipt", max(receipts) / 1000, "kB"),
+        ratio("transplant: ds_to_universal / ours", universal.seconds / medians["data"],
+              note=f"{universal.seconds:.1f} s and {universal.peak_mb:,.0f} MB, as typed"),
+    ]  # fmt: skip
+
+
+def _copied(files: list[Path], to: Path) -> float:
+    """Seconds to copy all of them, and to have them on the disk."""
+    forget(files)
+    to.mkdir()
+    began = time.perf_counter()
+    subprocess.run(["cp", *files, to], check=True)
+    subprocess.run(["sync", *(to / file.name for file in files)], check=True)
+    seconds = time.perf_counter() - began
+    shutil.rmtree(to)
+    return seconds
+
+
+# --- the runs ------------------------------------------------------------------------------------
+
+
+def build(root: Path, gib: float) -> None:
+    """The source, and one step of each fresh run, kept twice."""
+    columns = int(gib * 2**30) // 12 // TENSORS // ROWS // 2 * 2
+    _step(root / "source", STEP, columns, data=1, tensor=1)
+    for name, ranks in (("data", (2, 1)), ("tensor", (1, 2))):
+        _step(root / name, 1, columns, *ranks)
+        shutil.copytree(root / name, root / f"{name}-kept")
+
+
+def _step(root: Path, step: int, columns: int, data: int, tensor: int) -> None:
+    """Named fp32 masters and both moments over all ranks, and the bf16 weights."""
+    import torch
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    from bench.layout import model_states, optimizer_shard
+
+    folder = root / f"global_step{step}"
+    folder.mkdir(parents=True)
+    width = columns // tensor
+    count = ROWS * width
+    names = [f"layers.{i}.dense.weight" for i in range(TENSORS)]
+    share = count * TENSORS // data
+    for rank in range(tensor):
+        for part in range(data):
+            mine = names[part * TENSORS // data : (part + 1) * TENSORS // data]
+            mapping = {
+                name: fragment_address(numel=count, start=i * count) for i, name in enumerate(mine)
+            }
+            shard = optimizer_shard([(share, torch.rand)], [mapping])
+            outer = shard["optimizer_state_dict"]
+            outer["partition_count"] = [data]
+            outer["base_optimizer_state"]["state"][0]["step"] = torch.tensor(float(step))
+            file = f"bf16_zero_pp_rank_{part}_mp_rank_{rank:02d}_optim_states.pt"
+            torch.save(shard, folder / file)
+        states = model_states(step, data, tensor)
+        states["param_shapes"] = [{name: torch.Size((ROWS, width)) for name in names}]
+        states["checkpoint_parallel_dimensions"] = {"tp_degree": tensor, "pp_degree": 1}
+        states["module"] = {name: torch.rand(ROWS, width, dtype=torch.bfloat16) for name in names}
+        torch.save(states, folder / f"mp_rank_{rank:02d}_model_states.pt")
+    (root / "latest").write_text(f"global_step{step}")
+
+
+def universal(root: Path) -> None:
+    """The converter of DeepSpeed on the same step, with one process, which is its fastest here."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    folder = root / f"global_step{STEP}"
+    ds_to_universal.main(
+        Namespace(
+            input_folder=str(folder), output_folder=f"{folder}_universal", num_extract_workers=1,
+            num_merge_workers=1, keep_temp_folder=False, strict=True, inject_missing_state=True,
+        )
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "build":
+        build(Path(sys.argv[2]), float(sys.argv[3]))
+    else:
+        universal(Path(sys.argv[2]))
