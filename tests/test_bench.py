@@ -63,6 +63,13 @@ def test_a_picture_of_many_events_takes_little_memory() -> None:
     assert memory.met and status.unit == "ms CPU"
 
 
+@pytest.mark.slow
+def test_a_transplant_takes_little_memory_and_a_short_receipt() -> None:
+    data, tensor, memory, receipt, universal = measure(["transplant"], quick=True)
+    assert data.unit == tensor.unit == universal.unit == "×"
+    assert memory.met and receipt.measured < 200  # kB
+
+
 def test_a_missed_target_is_said() -> None:
     rows = [ratio("slow", 5, 10), ratio("fast", 20, 10), Row("late", 3, "s", 2), Row("any", 9, "s")]
     assert [row.met for row in rows] == [False, True, False, True]

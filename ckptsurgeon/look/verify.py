@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint, Disagreement, State
-from ckptsurgeon.hints import command
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.plans.promise import Promise, differences
@@ -87,8 +87,7 @@ def verify(
         run.checkpoint(against)
         if against >= step:
             raise UsageError(
-                f"step {against} is not before step {step}",
-                next=command("verify", max(step, against), "--against", min(step, against)),
+                f"step {against} is not before step {step}", next=_against(run, step, against)
             )
     sound = soundness.check(
         run.format,
@@ -129,6 +128,16 @@ def verify(
         not_compared=tuple(not_compared),
         against=against,
     )
+
+
+def _against(run: Run, step: int, other: int) -> Hint:
+    """How to compare the two: the later one with the earlier; of one step, with the one before."""
+    if other != step:
+        return command("verify", other, "--against", step)
+    before = [saved for saved in run.steps() if saved < step]
+    if not before:
+        return command("verify", step, why="no earlier step is saved to compare it with")
+    return command("verify", step, "--against", before[-1])
 
 
 def _since(run: Run, checkpoint: Checkpoint, against: int | None) -> Between:

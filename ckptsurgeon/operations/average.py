@@ -107,7 +107,9 @@ class Average(Section):
             except (ValueError, OverflowError):
                 finite = False
             if not finite:
-                hint = command("average", "20", "40", why=f"in a recipe {key}: [20, 40]")
+                hint = command(
+                    "average", "--last", "2", why="the last two steps; in a recipe last: 2"
+                )
                 raise UsageError(f"`average.{key}` is {text!r}, and no number", next=hint)
             numbers.append(number)
         return numbers

@@ -140,7 +140,7 @@ def test_a_finished_plan_takes_no_overrides(surgeon: Surgeon, tmp_path: Path) ->
         ("verify --level 5", "'--level' must be at most 4",
          "ckptsurgeon verify --help"),
         ("verify --level", "option '--level' requires an argument", "ckptsurgeon verify --help"),
-        ("average 2 x", "STEP is 'x', and no number", "ckptsurgeon average 20 40    "),
+        ("average 2 x", "STEP is 'x', and no number", "ckptsurgeon average --last 2    "),
         ("scale x --by y", "--by is 'y'", "write a number"),
         ("rollback 5 --to 6", "both STEP and --to were given", "ckptsurgeon rollback --to 6"),
         ("diff 5", "two steps or runs", "ckptsurgeon diff 5 latest"),

@@ -12,7 +12,7 @@ import torch
 
 from ckptsurgeon.hints import Command
 from ckptsurgeon.look.vitals.observations import advice
-from tests.cli.conftest import Surgeon
+from tests.cli.conftest import Surgeon, hints
 from tests.conftest import Trained
 from tests.support.launch import REPO
 from tests.support.torch_files import load_shard
@@ -142,3 +142,21 @@ def test_growth_is_since_an_earlier_saved_step(surgeon: Surgeon, trained: Traine
     ):
         refused = surgeon("doctor", *words, "-C", root)
         assert refused.exit_code == 2 and said in refused.stderr
+
+
+def test_a_step_is_compared_with_an_earlier_one_by_the_hint(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    """Each hint is a command that works: of the latest with itself, of an earlier with a later."""
+    root = trained()
+    for words, hint in (
+        (("--against", 8), ["verify", "8", "--against", "6"]),
+        ((4, "--against", 6), ["verify", "6", "--against", "4"]),
+        ((2, "--against", 2), ["verify", "2"]),
+    ):
+        refused = surgeon("verify", *words, "-C", root)
+        assert refused.exit_code == 2 and "is not before step" in refused.stderr
+        (found,) = hints(refused.stderr)
+        assert found == ["-C", str(root), *hint]
+        done = surgeon(*found)
+        assert done.exit_code == 0, done.output
