@@ -7,7 +7,7 @@ import difflib
 import re
 import signal
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 from ckptsurgeon.errors import UsageError
@@ -31,16 +31,18 @@ def search(pattern: str, names: Iterable[str]) -> frozenset[str]:
         return frozenset(name for name in names if expression.search(name))
 
 
-def unmatched(
-    pattern: str, known: Collection[str], key: str = "", kind: str = "parameter"
-) -> UsageError:
-    """The error for a regular expression, the value of `key`, that none of the parameters `known`
-    matches, with the nearest names; `kind` is what they are called."""
-    names = sorted(known)
+def matching(
+    pattern: str, known: Iterable[str], key: str = "", kind: str = "parameter"
+) -> frozenset[str]:
+    """Those of the names `known` in which the expression is, the value of `key`. Raises UsageError
+    with the nearest ones where it is in none; `kind` is what they are called."""
+    names = sorted(set(known))
+    if found := search(pattern, names):
+        return found
     plain = re.sub(r"[\\^$.*+?()\[\]{}|]+", " ", pattern).strip()
     near = difflib.get_close_matches(plain, names, n=3, cutoff=0.3) or names[:3]
     where = f"`{key}`: " if key else ""
-    return UsageError(
+    raise UsageError(
         f"{where}no {kind} matches {pattern!r}, of {len(names)} names",
         next=f"the nearest are {', '.join(near)}",
     )

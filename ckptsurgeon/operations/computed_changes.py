@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files import expressions
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.expressions import search, unmatched
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.formats.optimizers.roles import ROLES
@@ -108,11 +108,8 @@ def matching(
     parameters: Mapping[Parameter, Mapping[str, Sequence[Part]]], pattern: str, key: str
 ) -> list[Parameter]:
     """Those whose names match. Raises UsageError with the nearest names where none does."""
-    chosen = search(pattern, (name for name, _ in parameters))
-    found = [parameter for parameter in parameters if parameter[0] in chosen]
-    if not found:
-        raise unmatched(pattern, {name for name, _ in parameters}, key)
-    return found
+    chosen = expressions.matching(pattern, (name for name, _ in parameters), key)
+    return [parameter for parameter in parameters if parameter[0] in chosen]
 
 
 def covering(part: Part, masters: Sequence[Part]) -> Sequence[Part]:

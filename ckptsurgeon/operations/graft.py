@@ -14,7 +14,7 @@ import typer
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.expressions import search, unmatched
+from ckptsurgeon.files.expressions import matching
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import NamesMoments, alike, copies
@@ -122,18 +122,19 @@ class Graft(Section):
     def _of_parameters(
         self, run: Run, checkpoint: Checkpoint, donor: Checkpoint, names: tuple[str, ...]
     ) -> Iterator[Change]:
-        known: set[str] = set()
-        for name in names:
-            if not checkpoint.locate(name):
-                continue
-            own, theirs = (
+        of_name = {
+            name: [
                 sorted(_fragments(each, name), key=lambda part: (_order(part.place), part.start))
                 for each in (checkpoint, donor)
-            )
+            ]
+            for name in names
+            if checkpoint.locate(name)
+        }
+        known = (part.parameter for own, _ in of_name.values() for part in own)
+        chosen = matching(self.params, known, "graft.params")
+        for name, (own, theirs) in of_name.items():
             pairs = _pairs(name, [f.place for f in own], [f.place for f in theirs])
-            chosen = search(self.params, {part.parameter for part in own})
             for mine, other, pair in zip(own, theirs, pairs, strict=True):
-                known.add(mine.parameter)
                 if (mine.parameter, mine.start, mine.end) != (
                     other.parameter, other.start, other.end,
                 ):  # fmt: skip
@@ -141,8 +142,6 @@ class Graft(Section):
                 if mine.parameter in chosen and mine.start < mine.end:
                     field = f"{name} of {mine.parameter}"
                     yield self._copied(run, field, donor, *pair, (mine.start, mine.end))
-        if not search(self.params, known):
-            raise unmatched(self.params, known, "graft.params")
 
     def _copied(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.expressions import search, unmatched
+from ckptsurgeon.files.expressions import matching
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import NamesGroups
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
@@ -109,23 +109,21 @@ def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
         raise SurgeryError(
             f"no param group holds {key}", next=command("show", why="what they hold")
         )
-    known = {name for names, _ in places for name in names}
-    chosen = search(pattern, known)
+    every = (name for names, _ in places for name in names)
+    chosen = matching(pattern, every, "set_params.params")
     out = []
     for names, place in places:
-        matching = [name for name in names if name in chosen]
-        if matching and len(matching) < len(names):
-            some = ", ".join(sorted(set(names) - set(matching))[:3])
+        inside = [name for name in names if name in chosen]
+        if inside and len(inside) < len(names):
+            some = ", ".join(sorted(set(names) - set(inside))[:3])
             raise SurgeryError(
-                f"{len(matching)} of the {len(names)} parameters of a param group match "
+                f"{len(inside)} of the {len(names)} parameters of a param group match "
                 f"{pattern!r}; it has one {key} for all of them",
                 next=command(
                     "show", why=f"the groups; REGEX matches all of one or none: also {some}"
                 ),
             )
-        out += [place] if matching else []
-    if not out:
-        raise unmatched(pattern, known, "set_params.params")
+        out += [place] if inside else []
     return out
 
 

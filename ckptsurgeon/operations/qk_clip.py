@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
-from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.expressions import search
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.expressions import matching
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.heads.heads import Rows
@@ -78,14 +78,8 @@ def scaled(
                 "scale", "REGEX", "--by", "F", why="whole parameters, by a factor of your own"
             ),
         )
-    matching = search(params, (layer.queries for layer in layers))
-    chosen = [layer for layer in layers if layer.queries in matching]
-    if not chosen:
-        names = sorted({layer.queries for layer in layers})
-        raise UsageError(
-            f"`scale.params`: no queries match {params!r}, of {len(names)} layers",
-            next=f"the first are {', '.join(names[:3])}",
-        )
+    names = matching(params, (layer.queries for layer in layers), "scale.params", "query weight")
+    chosen = [layer for layer in layers if layer.queries in names]
     out: list[Scaled] = []
     heads: dict[tuple[str, int], Logits] = {}
     every = [copy for layer in chosen for copy in (layer, *layer.also)]

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats, from_floats
-from ckptsurgeon.files.expressions import search, unmatched
+from ckptsurgeon.files.expressions import matching
 from ckptsurgeon.formats import Checkpoint, Copy, Replica
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.hints import command
@@ -40,14 +40,12 @@ class Replicas(Section):
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         replicas = HasReplicas.of(checkpoint).replicas()
-        chosen = search(self.params, (r.parameter for r in replicas))
-        matching = [r for r in replicas if r.parameter in chosen]
-        if replicas and not matching:
-            raise unmatched(
-                self.params, {r.parameter for r in replicas}, kind="replicated parameter"
-            )
+        if replicas:
+            names = (r.parameter for r in replicas)
+            chosen = matching(self.params, names, kind="replicated parameter")
+            replicas = [r for r in replicas if r.parameter in chosen]
         changes: list[AnyChange] = []
-        for replica in drifted(checkpoint, matching):
+        for replica in drifted(checkpoint, replicas):
             data = _mean(checkpoint, replica)
             new = Elements(data, f"mean of {len(replica.copies)} ranks")
             field = f"{replica.kind} of {replica.parameter}"

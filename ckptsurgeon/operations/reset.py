@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.expressions import search, unmatched
+from ckptsurgeon.files.expressions import matching
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import NamesMoments
 from ckptsurgeon.formats.fields.columns import Column, Places
@@ -156,31 +156,27 @@ def _refuse_partial(checkpoint: Checkpoint) -> None:
 def _part(run: Run, checkpoint: Checkpoint, part: Moments) -> list[AnyChange]:
     """Only exp_avg, or the moments of some parameters; the step stays, as others share it."""
     also = [name for name in ALSO if not part.only and checkpoint.locate(name)]
-    if part.params is not None:
-        _refuse_partial(checkpoint)
     names = (part.only,) if part.only else ("exp_avg", "exp_avg_sq", *also)
-    changes: list[AnyChange] = []
-    known: set[str] = set()
-    for name in names:
-        if part.params is None:
-            columns = Places.of(_tensors(checkpoint, name)).columns
-            changes += (c for column in columns for c in _zeroed(run, checkpoint, name, column))
-            continue
-        fragments = NamesMoments.of(checkpoint).fragments(name)
-        known |= {fragment.parameter for fragment in fragments}
-        chosen = search(part.params, known)
-        changes += [
-            Change(
-                run.relative(f.place.file), f"{name} of {f.parameter}", "values", ZEROS,
-                f.place.path, (f.start, f.end), f.place.chunks,
-            )
-            for f in fragments
-            if f.parameter in chosen
-            if f.start < f.end and not checkpoint.is_zero(f.place, (f.start, f.end))
-        ]  # fmt: skip
-    if part.params is not None and not search(part.params, known):
-        raise unmatched(part.params, known, "moments.params")
-    return changes
+    if part.params is None:
+        return [
+            change
+            for name in names
+            for column in Places.of(_tensors(checkpoint, name)).columns
+            for change in _zeroed(run, checkpoint, name, column)
+        ]
+    _refuse_partial(checkpoint)
+    moments = NamesMoments.of(checkpoint)
+    fragments = [(name, fragment) for name in names for fragment in moments.fragments(name)]
+    chosen = matching(part.params, (f.parameter for _, f in fragments), "moments.params")
+    return [
+        Change(
+            run.relative(f.place.file), f"{name} of {f.parameter}", "values", ZEROS,
+            f.place.path, (f.start, f.end), f.place.chunks,
+        )
+        for name, f in fragments
+        if f.parameter in chosen
+        if f.start < f.end and not checkpoint.is_zero(f.place, (f.start, f.end))
+    ]  # fmt: skip
 
 
 def _first_update(checkpoint: Checkpoint, part: Moments) -> str:

@@ -180,7 +180,7 @@ def test_no_head_above_it_is_nothing_to_do(trained: Trained) -> None:
         ({"qk_clip": {}}, "qk_clip.threshold"),
         ({"qk_clip": {"threshold": 100}, "by": 0.5}, "drop one of them"),
         ({"qk_clip": {"threshold": 100}, "moments": "zero"}, "keep or scale"),
-        ({"qk_clip": {"threshold": 100}, "params": "embeddings"}, "no queries match"),
+        ({"qk_clip": {"threshold": 100}, "params": "embeddings"}, "no query weight matches"),
         ({"by": 0.9}, "`scale.params` is missing"),
         ({"params": "weight"}, "`scale.by` is missing"),
     ],
