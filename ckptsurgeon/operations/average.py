@@ -30,6 +30,7 @@ from ckptsurgeon.operations.computed_changes import (
 )
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import Limits
+from ckptsurgeon.operations.other_step import refuse_incomplete, refuse_unsound
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change
@@ -118,12 +119,11 @@ class Average(Section):
         return sources_of(run, self.steps_at(run, step))
 
     def steps_at(self, run: Run, step: int) -> list[int]:
-        """The steps of the mean. Raises UsageError for one that is not saved."""
-        saved = run.steps()
+        """The steps of the mean. Raises UsageError for one that is not saved, or not complete."""
         if self.last is None:
             steps = [int(text) for text in self.steps]
         else:
-            steps = [other for other in saved if other <= step][-self.last :]
+            steps = [other for other in run.steps() if other <= step][-self.last :]
             if len(steps) < self.last:
                 raise UsageError(
                     f"only {len(steps)} steps are saved up to {step}, and the average is of "
@@ -131,15 +131,7 @@ class Average(Section):
                     next=command("status", why="list the saved steps"),
                 )
         for other in steps:
-            if other not in saved:
-                raise UsageError(
-                    f"step {other} is not saved", next=command("status", why="list the saved steps")
-                )
-            if missing := run.format.missing(run.root, other):
-                raise UsageError(
-                    f"step {other} lacks {missing[0]}, so nothing is averaged with it",
-                    next=command("verify", other),
-                )
+            refuse_incomplete(run, other)
         return steps
 
     def title(self, run: Run, step: int) -> list[str]:
@@ -153,11 +145,7 @@ class Average(Section):
             for s in steps
         ]
         for other in opened:
-            if sentences := other.contradictions():
-                raise SurgeryError(
-                    f"step {other.step} is not sound: {sentences[0]}",
-                    next=command("verify", other.step),
-                )
+            refuse_unsound(other)
         mine = checkpoint.parts()
         own = by_parameter(mine)
         refuse_weightless(checkpoint, own)

@@ -26,6 +26,7 @@ from ckptsurgeon.operations.computed_changes import source, sources_of, with_cop
 from ckptsurgeon.operations.key import Key, unknown_value
 from ckptsurgeon.operations.known_optimizer import knowing
 from ckptsurgeon.operations.limits import COUNT
+from ckptsurgeon.operations.other_step import refuse_incomplete, refuse_unsound
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change, Computed
 from ckptsurgeon.run.run import Run
@@ -69,13 +70,9 @@ class Graft(Section):
         return sources_of(self._donor(run), [self.step])
 
     def _donor(self, run: Run) -> Run:
-        """The run that the moments come from. Raises UsageError for a step that it has not."""
+        """The run that the moments come from. Raises UsageError where its step is not complete."""
         donor = Run.open(Path(self.run)) if self.run else run
-        if self.step not in donor.steps():
-            raise UsageError(
-                f"step {self.step} is not saved in {donor.root}",
-                next=command("status", why="list the saved steps", run=self.run or ""),
-            )
+        refuse_incomplete(donor, self.step, self.run)
         return donor
 
     def title(self, run: Run, step: int) -> list[str]:
@@ -90,17 +87,8 @@ class Graft(Section):
             raise UsageError(
                 f"step {self.step} is the step that is edited", next="graft from another step"
             )
-        if missing := donor_run.format.missing(donor_run.root, self.step):
-            raise UsageError(
-                f"step {self.step} lacks {missing[0]}, so nothing is grafted from it",
-                next=command("status", why="list the complete steps", run=self.run or ""),
-            )
         donor = alike(donor_run.checkpoint(self.step), checkpoint)
-        if sentences := donor.contradictions():
-            raise SurgeryError(
-                f"step {self.step} is not sound: {sentences[0]}",
-                next=command("verify", self.step, run=self.run or ""),
-            )
+        refuse_unsound(donor, self.run)
         _refuse_more(checkpoint)
         names = (self.only,) if self.only else ALL
         changes: list[Change] = []

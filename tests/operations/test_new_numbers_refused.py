@@ -83,12 +83,13 @@ def test_what_is_wrong_with_another_run_is_told_of_that_run(
     assert re.search(r": \S+ is float32 \[\d+\] here and absent there", refused.value.what)
 
 
-def test_a_graft_from_half_a_step_leads_to_another(trained: Trained) -> None:
+@pytest.mark.parametrize("recipe", [{"graft": {"step": 4}}, {"average": {"steps": ["4", "8"]}}])
+def test_half_a_step_leads_to_another(trained: Trained, recipe: dict[str, Any]) -> None:
     """And not back to a step before it, as a rollback to it would."""
     root = trained()
     next((root / "global_step4").glob("*model_states.pt")).unlink()
-    with pytest.raises(UsageError, match=r"step 4 lacks .*so nothing is grafted") as refused:
-        plan(Run.open(root), from_data({"graft": {"step": 4}}))
+    with pytest.raises(UsageError, match=r"step 4 lacks .*so nothing is taken") as refused:
+        plan(Run.open(root), from_data(recipe))
     assert refused.value.next == ("ckptsurgeon status    list the complete steps",)
 
 
