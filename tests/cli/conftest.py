@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import os
 import pty
+import random
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from ckptsurgeon.cli import app
 from ckptsurgeon.report import progress
+from tests.conftest import Trained
+from tests.support.event_logs import write_log
 from tests.support.launch import REPO
 
 Surgeon = Callable[..., Result]
@@ -85,3 +89,15 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execv(sys.executable, [sys.executable, "-m", "ckptsurgeon", *sys.argv[1:]])
 """
+
+
+@pytest.fixture
+def diverged(trained: Trained) -> Path:
+    """Real checkpoints at 2, 4, 6 and 8, beside logs whose loss leaves its course at 60."""
+    root = trained()
+    for path in (root / "tensorboard").glob("*tfevents*"):
+        path.unlink()
+    dice = random.Random(2)
+    losses = [2 + dice.gauss(0, 0.05) for _ in range(200)] + [9.0] * 200
+    write_log(root / "tensorboard", losses)
+    return root

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon.hints import TYPED, Hint, Typed, again, command, text
 from tests.cli.conftest import Surgeon, hints
 from tests.conftest import Trained
 from tests.formats.matrix import hugging_face
@@ -88,65 +86,9 @@ def test_a_trainer_without_skips_is_sent_back_to_where_its_data_moves(
     assert none[2:] == ["status"]
 
 
-def test_a_run_as_deep_as_lightnings_is_found_from_its_root(
-    surgeon: Surgeon, tmp_path: Path
-) -> None:
-    root = make_run(tmp_path / "lightning_logs" / "version_0" / "checkpoints")
-    (found,) = hints(surgeon("status", "-C", tmp_path).stderr)
-    assert found == ["-C", str(root), "status"]
-
-
 def test_two_steps_that_are_not_saved_are_told_at_once(surgeon: Surgeon, tmp_path: Path) -> None:
     told = surgeon("diff", "10", "20", "-C", make_run(tmp_path / "run")).stderr
     assert "steps 10 and 20 are not saved" in told and hints(told)[0][-1] == "status"
-
-
-def test_a_step_of_no_run_is_told_as_such(
-    surgeon: Surgeon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "no training run in" in surgeon("diff", "10", "20").stderr
-
-
-@pytest.mark.parametrize("name", ["step-000004", "step_4", "Step4", "iter-000004", "000004"])
-def test_a_step_of_an_unknown_layout_is_called_so(
-    surgeon: Surgeon, tmp_path: Path, name: str
-) -> None:
-    step = tmp_path / "out" / name
-    step.mkdir(parents=True)
-    write_torch_file(step / "lit_model.pth", {"optimizer": {"state": {}, "param_groups": [GROUP]}})
-    for typed in (step.parent, step):
-        refused = surgeon("status", "-C", typed)
-        assert f"{step} is a saved step in no layout that is known here" in refused.stderr
-    format = re.search(r"torch:\S+=", refused.stderr)
-    assert format is not None
-    read = surgeon("show", "-C", step.parent, "--format", f"{format[0]}optimizer")
-    assert read.exit_code == 0, read.stderr
-
-
-@pytest.mark.parametrize("name", ["checkpoint_8.pt", "iter_8.pth", "epoch8.bin"])
-def test_a_file_of_an_unknown_layout_leads_to_a_format_that_reads_it(
-    surgeon: Surgeon, tmp_path: Path, name: str
-) -> None:
-    """As ignite and MMEngine name theirs."""
-    for number in (4, 8):
-        path = tmp_path / name.replace("8", str(number))
-        write_torch_file(path, {"optimizer": {"state": {}, "param_groups": [GROUP]}})
-    refused = surgeon("status", "-C", tmp_path)
-    assert "in no layout that is known here" in refused.stderr
-    format = re.search(r"torch:\S+=", refused.stderr)
-    assert format is not None
-    read = surgeon("show", "8", "-C", tmp_path, "--format", f"{format[0]}optimizer")
-    assert read.exit_code == 0, read.stderr
-
-
-def test_a_file_that_is_none_of_torchs_is_called_so(surgeon: Surgeon, tmp_path: Path) -> None:
-    (tmp_path / "000004").mkdir()
-    (tmp_path / "000004" / "optimizer.safetensors").touch()
-    format = "torch:{step}/optimizer.safetensors="
-    refused = surgeon("status", "-C", tmp_path, "--format", format)
-    assert "optimizer.safetensors is no file of torch.save" in refused.stderr
-    assert "--format FILE.yaml" in refused.stderr
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -395,25 +337,6 @@ def test_the_same_command_is_printed_in_full(
     assert surgeon(*prune).exit_code == 0
 
 
-def test_what_comes_after_two_dashes_stays_last() -> None:
-    typed = Typed(("relaunch", "--json", "--", "train_iters=10"), lambda hint: ((), ["--json"]))
-    assert answered(typed, again("--yes", why="do it")) == (
-        "ckptsurgeon relaunch --json --yes -- train_iters=10    do it"
-    )
-    assert answered(typed, again(without=["--json"])) == "ckptsurgeon relaunch -- train_iters=10"
-    whole = command("relaunch", "--exec", "--", "COMMAND")
-    assert answered(typed, whole) == "ckptsurgeon relaunch --exec --json -- COMMAND"
-
-
-def answered(typed: Typed, hint: Hint) -> str:
-    """The hint as the line that answers what was typed."""
-    token = TYPED.set(typed)
-    try:
-        return text(hint)
-    finally:
-        TYPED.reset(token)
-
-
 @pytest.mark.parametrize("words", [["rollback", "--to", "5"], ["show", "5"], ["verify", "5"]])
 def test_a_step_that_is_not_saved_is_typed_again_with_one_that_is(
     surgeon: Surgeon, trained: Trained, monkeypatch: pytest.MonkeyPatch, words: list[str]
@@ -427,13 +350,6 @@ def test_a_step_that_is_not_saved_is_typed_again_with_one_that_is(
         followed = surgeon(*shlex.split(hint)[1:])
         assert followed.exit_code == 0, followed.stderr
     assert "4" in shlex.split(error["next"][0])
-
-
-def test_in_a_recipe_the_step_is_named(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("rollback: {to: 5}")
-    told = surgeon("apply", recipe, "--yes", "-C", trained())
-    assert "next: the same command with 4 for 5    step 4 is saved\n" in told.stderr
 
 
 @pytest.mark.parametrize(

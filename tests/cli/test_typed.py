@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from ckptsurgeon.hints import DRY, TYPED, Typed, again, command, quoted, shell, text
+from ckptsurgeon.hints import DRY, TYPED, Hint, Typed, again, command, quoted, shell, text
 from tests.cli.conftest import Surgeon, hints
 from tests.conftest import Trained
 from tests.support.tiny_run import make_run
@@ -180,3 +180,29 @@ def test_the_same_act_reads_as_a_sentence_where_nothing_was_typed() -> None:
     assert text(again(swapped=(5, 4))) == "the same command with 4 for 5"
     assert text(again(without=["--relaunch"])) == "the same command without --relaunch"
     assert text(again()) == "the same command again"
+
+
+def test_what_comes_after_two_dashes_stays_last() -> None:
+    typed = Typed(("relaunch", "--json", "--", "train_iters=10"), lambda hint: ((), ["--json"]))
+    assert answered(typed, again("--yes", why="do it")) == (
+        "ckptsurgeon relaunch --json --yes -- train_iters=10    do it"
+    )
+    assert answered(typed, again(without=["--json"])) == "ckptsurgeon relaunch -- train_iters=10"
+    whole = command("relaunch", "--exec", "--", "COMMAND")
+    assert answered(typed, whole) == "ckptsurgeon relaunch --exec --json -- COMMAND"
+
+
+def answered(typed: Typed, hint: Hint) -> str:
+    """The hint as the line that answers what was typed."""
+    token = TYPED.set(typed)
+    try:
+        return text(hint)
+    finally:
+        TYPED.reset(token)
+
+
+def test_in_a_recipe_the_step_is_named(surgeon: Surgeon, trained: Trained, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("rollback: {to: 5}")
+    told = surgeon("apply", recipe, "--yes", "-C", trained())
+    assert "next: the same command with 4 for 5    step 4 is saved\n" in told.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -29,3 +31,12 @@ def write_log(
             writer.add_scalar(other, values[i], step, walltime=1.7e9 + step)
     writer.close()
     return max(folder.glob("*tfevents*"))
+
+
+def spiked(points: int = 400, at: int = 250, height: float = 3.0) -> list[float]:
+    """A loss that falls, and leaves its course at one of its points."""
+    dice = random.Random(1)
+    return [
+        2 + 2 / math.sqrt(k) + dice.gauss(0, 0.05) + (height if k >= at else 0.0)
+        for k in range(1, points + 1)
+    ]
