@@ -19,9 +19,11 @@ from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations import parameter_names
 from ckptsurgeon.operations.computed_changes import sources_of, with_copies
+from ckptsurgeon.operations.events import TensorBoard
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.known_optimizer import knowing
 from ckptsurgeon.operations.limits import COUNT
+from ckptsurgeon.operations.relaunch import Relaunch
 from ckptsurgeon.operations.rollback import copied, relinked
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.operations.transplanted_numbers import numbers
@@ -78,6 +80,17 @@ class Transplant(Section):
             "--require-all",
         ),
     ] = False
+
+    def check(self, recipe: Recipe) -> None:
+        for kind, section in recipe.given.items():
+            own = kind in (Transplant, TensorBoard, Relaunch)
+            if own or (kind.standing and section == kind()):
+                continue
+            key = kind.key or kind.__name__.lower()
+            raise UsageError(
+                f"both `transplant` and `{key}` change the step",
+                next=f"apply a recipe with `transplant` alone, and then one with `{key}`",
+            )
 
     def reads(self, run: Run, step: int) -> list[Path]:
         source, number = self._source(run)

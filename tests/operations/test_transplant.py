@@ -237,6 +237,36 @@ def test_what_can_not_be_meant_is_refused_by_name(tmp_path: Path) -> None:
     assert "is not complete" in refused(run, source, step=STEP)
 
 
+OTHERS: list[dict[str, Any]] = [
+    {"set": {"lr": 1e-5}},
+    {"reset": ["moments"]},
+    {"rollback": {"to": 1}},
+    {"skip": ["3-4"]},
+]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_nothing_else_is_done_to_the_step_at_once(other: dict[str, Any]) -> None:
+    """Both would read the step as it is, and one of them would be lost."""
+    (key,) = other
+    with pytest.raises(UsageError, match=f"both `transplant` and `{key}` change the step"):
+        from_data({"transplant": {"source": "old"}, **other})
+    from_data({"transplant": {"source": "old"}, "tensorboard": {"note": False}})
+
+
+def test_an_optimizer_of_other_states_is_refused(tmp_path: Path) -> None:
+    """8-bit states are codes; AMSGrad and RMSprop keep more than two moments."""
+    run = saved(tmp_path / "run", Options(stage=1, model="wide"), 1, 1)
+    for kind, reason in (
+        ("adamw8bit", "does not say which parameter"),
+        ("torch.RMSprop", "keeps"),
+        ("torch.Adamax", "keeps"),
+    ):
+        source = saved(tmp_path / kind, Options(stage=1, model="wide", optimizer=kind))
+        assert reason in refused(run, source)
+        assert refused(source, saved(tmp_path / f"{kind}-more", Options(stage=2, model="wide")))
+
+
 def test_a_truncated_source_and_one_that_changes_are_refused(tmp_path: Path) -> None:
     source = saved(tmp_path / "source", Options(stage=1))
     run = saved(tmp_path / "run", Options(stage=2), steps=1)
