@@ -104,18 +104,19 @@ class Transplant(Section):
                 f"{source.root} is the run that is filled",
                 next=command("rollback", "--to", "STEP", why="goes back to a step of a run itself"),
             )
-        complete = [number for number in source.steps() if source.complete(number)]
-        number = self.step if self.step is not None else max(complete, default=None)
-        if number is None:
-            raise source.none_complete()
-        if number in complete:
-            return source, number
+        saved = source.steps()
+        if self.step in saved and source.complete(self.step):
+            return source, self.step
+        newest = next((number for number in reversed(saved) if source.complete(number)), None)
+        if self.step is None:
+            if newest is None:
+                raise source.none_complete()
+            return source, newest
         status = command("status", why="list the complete steps", run=self.source)
-        if number not in source.steps():
-            raise UsageError(f"step {number} is not saved in {source.root}", next=status)
-        newest = max(complete, default=None)
+        if self.step not in saved:
+            raise UsageError(f"step {self.step} is not saved in {source.root}", next=status)
         also = "" if newest is None else f"; the newest complete one is {newest}"
-        raise SurgeryError(f"step {number} of {source.root} is not complete{also}", next=status)
+        raise SurgeryError(f"step {self.step} of {source.root} is not complete{also}", next=status)
 
     def title(self, run: Run, step: int) -> list[str]:
         source, number = self._source(run)

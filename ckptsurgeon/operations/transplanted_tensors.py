@@ -89,7 +89,7 @@ class Tensors:
     def sentences(self) -> list[str]:
         """What is not filled, and what is not taken."""
         said = {
-            "not in the source, and left as the new trainer made it": self.fresh,
+            "not in the source, and left as the new trainer made it, but for Adam's step": self.fresh,
             "larger here, and the rows after those of the source are left as the new trainer made "
             "them": self.grown,
             "not in this run, and left behind": self.left,
