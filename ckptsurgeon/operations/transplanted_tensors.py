@@ -89,8 +89,8 @@ class Tensors:
     def sentences(self) -> list[str]:
         """What is not filled, and what is not taken."""
         said = {
-            "not in the source, and left as the new trainer made it, but for Adam's step": self.fresh,
-            "larger here, and the rows after those of the source are left as the new trainer made "
+            "not in the source, and left as its trainer made it, but for Adam's step": self.fresh,
+            "larger here, and the rows after those of the source are left as its trainer made "
             "them": self.grown,
             "not in this run, and left behind": self.left,
         }
