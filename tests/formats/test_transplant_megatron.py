@@ -1,0 +1,69 @@
+"""Megatron-core loads a transplant between its own layouts: what each of its optimizers holds, by
+megatron-core's own knowledge of which tensor is whose. Run by `make test-formats`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon.recipe.file import from_data
+from tests.support.launch import run_module
+from tests.support.snapshot import snapshot
+
+pytestmark = [
+    pytest.mark.formats,
+    pytest.mark.filterwarnings("ignore"),  # of the library's own making
+]
+pytest.importorskip("megatron.core")
+
+PROGRAM = "tests.support.megatron_real"
+STEP = 6
+KINDS = {
+    "legacy": ["--sharding", "legacy"],
+    "legacy-plain": ["--sharding", "legacy", "--no-distributed"],
+    "fully": ["--sharding", "fully_reshardable"],
+    "dist-plain": ["--sharding", "fully_reshardable", "--no-distributed"],
+}
+MOVES = [(a, b) for a in KINDS for b in KINDS if a != b]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of each kind a run, one of a single step and another seed, and what the first holds after a
+    load. What can be resharded is saved by two ranks, and loaded by one."""
+    folder = tmp_path_factory.mktemp("megatron")
+    for name, flags in KINDS.items():
+        ranks = 2 if name == "fully" else 1
+        run_module(PROGRAM, "save", folder / name, *flags, ranks=ranks)
+        fresh = ("--steps", "1", "--seed", "7")
+        run_module(PROGRAM, "save", folder / f"fresh-{name}", *flags, *fresh, ranks=ranks)
+        run_module(PROGRAM, "gather", folder / name, *flags)
+    return folder
+
+
+@pytest.mark.parametrize(("source", "target"), MOVES)
+def test_the_library_holds_each_tensor_of_the_source(
+    runs: Path, tmp_path: Path, source: str, target: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / f"fresh-{target}", run)
+    before = snapshot(run)
+    section: dict[str, Any] = {"source": str(runs / source), "step": STEP}
+    made = plan(Run.open(run), from_data({"transplant": section}))
+    surgery.apply(Run.open(run), made)
+    assert look.verify(Run.open(run), level=4).findings == ()
+    copy = tmp_path / "loaded"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns(".ckptsurgeon"))
+    run_module(PROGRAM, "gather", copy, *KINDS[target])
+    held, wanted = (torch.load(f.with_name(f"{f.name}.pt")) for f in (copy, runs / source))
+    assert held.keys() == wanted.keys()
+    for name, tensors in wanted.items():
+        for key in ("weights", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(held[name][key], tensors[key]), (name, key)
+    surgery.apply(Run.open(run), surgery.plan_undo(Run.open(run)))
+    assert snapshot(run) == before
