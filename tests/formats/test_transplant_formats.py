@@ -56,6 +56,7 @@ def test_a_step_is_itself_after_a_transplant_into_its_own_layout(
             plan(Run.open(run), recipe)
         return
     made = plan(Run.open(run), recipe)
+    assert not any("not this step" in warning for warning in made.warnings)
     surgery.apply(Run.open(run), made)
     assert exact_snapshot(source) == untouched
     assert made.promise == Run.open(source).state(last).promise

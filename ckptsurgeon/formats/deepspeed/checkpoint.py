@@ -301,7 +301,8 @@ class DeepSpeedCheckpoint(
             if item.universal and item.base:
                 yield from universal.DEFECTS
         named = (text(self.folder.parent / universal.POINTER) or "").strip()
-        if named and named != universal.folder(self.folder.parent, self.step).name:
+        own = self.folder.name.removesuffix(universal.SUFFIX) + universal.SUFFIX
+        if named and named != own:
             yield (
                 f"{universal.POINTER} names {named[:60]!r}, not this step: a relaunch "
                 "with load_universal (--universal-checkpoint) starts there"

@@ -18,7 +18,8 @@ from ckptsurgeon.formats.fields.values import MOMENTS, Hazard, Place, StateDict
 from ckptsurgeon.formats.optimizers.state_dict import state_dict
 from ckptsurgeon.plans.edits import Key
 
-FOLDER = re.compile(r"global_step(\d+)_universal")
+SUFFIX = "_universal"
+FOLDER = re.compile(rf"global_step(\d+){SUFFIX}")
 POINTER = "latest_universal"
 GLOBAL = "optimizer_state.pt"
 DEFECTS = (
@@ -37,7 +38,7 @@ HAZARD = Hazard(
 
 def folder(run: Path, step: int) -> Path:
     """Where the universal copy of `step` is, or would be."""
-    return run / f"global_step{step}_universal"
+    return run / f"global_step{step}{SUFFIX}"
 
 
 def is_state(path: Path) -> bool:
