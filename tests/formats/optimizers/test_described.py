@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.optimizers import pages
 from ckptsurgeon.formats.optimizers.table import ENTRIES, Known
 from ckptsurgeon.recipe.file import from_data
+from tests.support.launch import REPO
 from tests.support.optimizer_law import Small, save, trained, update
 from tests.support.snapshot import snapshot
 
@@ -51,6 +54,17 @@ def own(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
     yield own_signed.Signed, request.param
     sys.modules.pop("own_signed", None)
+
+
+def test_a_class_is_looked_for_in_no_module_of_the_trainer(tmp_path: Path) -> None:
+    """The script lies among them, and one is called `optimizer`, too."""
+    (tmp_path / "optimizer.py").write_text("raise SystemExit('the module of the user')")
+    words = [sys.executable, REPO / "train/describe_optimizer.py", "save", tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run(
+        [*words, "optimizer.Own", "{}"], capture_output=True, text=True, env=environment
+    )
+    assert ran.stderr.strip() == "the module of the user"
 
 
 def test_a_check_writes_a_page_by_which_the_optimizer_is_reset(own: Any, tmp_path: Path) -> None:
