@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shlex
 import stat
 from pathlib import Path
 
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.run.search import SETTINGS
+from ckptsurgeon.transaction.worker import user_name
 
 
 def file(run: Run) -> Path:
@@ -35,15 +35,8 @@ def by_others(path: Path) -> str:
     for each in dict.fromkeys((path, path.parent, path.resolve(), path.resolve().parent)):
         info = each.stat()
         if info.st_uid not in (0, os.geteuid()):
-            return f"{each} belongs to {_name(info.st_uid)}"
+            return f"{each} belongs to {user_name(info.st_uid)}"
         kept = each.is_dir() and info.st_mode & stat.S_ISVTX  # each keeps what is his there
         if info.st_mode & stat.S_IWOTH and not kept:
             return f"anybody may write to {each}"
     return ""
-
-
-def _name(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"user {user}"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.hints import command
 from ckptsurgeon.operations.fields import Fields, converted
 from ckptsurgeon.plans.edits import AnyChange
 
@@ -111,12 +110,3 @@ class Recipe:
     def leaves_newer(self) -> bool:
         """Whether newer steps leave the run."""
         return any(section.leaves_newer for section in self.given.values())
-
-
-# --- what several sections check -----------------------------------------------------------------
-
-
-def check_step(step: int | None) -> None:
-    """Raise for a step that no run can have."""
-    if step is not None and step < 0:
-        raise UsageError(f"step {step} is below 0", next=command("status"))

@@ -22,10 +22,10 @@ def worker(root: Path, names: Iterable[str]) -> str:
     if run is None:
         return ""
     if other is None:
-        return f"works as {_name(run.st_uid)}, who owns the run"
+        return f"works as {user_name(run.st_uid)}, who owns the run"
     return (
-        f"works as root: {other} belongs to {_name(other.lstat().st_uid)}, the run to "
-        f"{_name(run.st_uid)}"
+        f"works as root: {other} belongs to {user_name(other.lstat().st_uid)}, the run to "
+        f"{user_name(run.st_uid)}"
     )
 
 
@@ -87,7 +87,8 @@ def _groups(user: int, group: int) -> list[int]:
         return [group]
 
 
-def _name(user: int) -> str:
+def user_name(user: int) -> str:
+    """By the user database; of one that it lacks the number."""
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:

@@ -21,6 +21,7 @@ from ckptsurgeon.formats.dcp.optimizer import Optimizer
 from ckptsurgeon.formats.dcp.shards import DcpShards, placed
 from ckptsurgeon.formats.fields import known_globals
 from ckptsurgeon.formats.fields.constants import GROUP
+from ckptsurgeon.formats.fields.understood import said_in
 from ckptsurgeon.formats.fields.values import (
     COUNTING,
     MOMENTS,
@@ -242,16 +243,12 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
         """Counters that differ between ranks, or from the folder's name; impossible numbers."""
         out: list[str] = []
         for name in (*GROUP, "adam_step", *self.counters):
-            try:
+            with said_in(out):
                 places = self.locate(name)
                 if name in self.counters:
                     agree(name, places)
                 if name == "iteration" and places:
                     out += self._of_another_step(places[0].value)
-            except NotUnderstood:  # the state says so
-                continue
-            except SurgeryError as error:
-                out.append(error.what)
         return list(dict.fromkeys(out))
 
     def _of_another_step(self, iteration: int) -> list[str]:

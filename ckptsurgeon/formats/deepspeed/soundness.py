@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats.deepspeed import parallel
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.fields.understood import is_count, understood
+from ckptsurgeon.formats.fields.understood import is_count, said_in, understood
 from ckptsurgeon.formats.schedules.annealing import learning_rate
 
 RANK = re.compile(r"zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt")
@@ -36,13 +35,8 @@ def contradictions(checkpoint: DeepSpeedShards) -> list[str]:
     mapping that does not cover its flat partition."""
     out: list[str] = []
     for look in (_impossible, _disagreements, _foreign, _layers, _mappings):
-        try:
-            with understood(checkpoint.path):
-                out += look(checkpoint)
-        except NotUnderstood:  # the state says so
-            continue
-        except SurgeryError as error:
-            out.append(error.what)
+        with said_in(out), understood(checkpoint.path):
+            out += look(checkpoint)
     return list(dict.fromkeys(out))
 
 
@@ -121,14 +115,12 @@ def _short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
-def _impossible(checkpoint: DeepSpeedShards) -> Iterator[str]:
+def _impossible(checkpoint: DeepSpeedShards) -> list[str]:
+    out: list[str] = []
     for name in NUMBERS:
-        try:
+        with said_in(out):
             checkpoint.locate(name)
-        except NotUnderstood:
-            continue
-        except SurgeryError as error:
-            yield error.what
+    return out
 
 
 def _foreign(checkpoint: DeepSpeedShards) -> Iterator[str]:

@@ -150,6 +150,18 @@ def understood(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def said_in(sentences: list[str]) -> Iterator[None]:
+    """What is refused inside is one more of the sentences. What is not understood is none of them:
+    the state says it."""
+    try:
+        yield
+    except NotUnderstood:
+        pass
+    except SurgeryError as error:
+        sentences.append(error.what)
+
+
+@contextlib.contextmanager
 def of_field(field: str) -> Iterator[None]:
     """What is not understood inside is of `field`, and says so."""
     try:

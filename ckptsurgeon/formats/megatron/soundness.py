@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
-from ckptsurgeon.formats.fields.understood import is_count, understood
+from ckptsurgeon.formats.fields.understood import is_count, said_in, understood
 from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.formats.megatron.shards import MegatronShards
 from ckptsurgeon.plans.edits import Key
@@ -16,13 +16,8 @@ def contradictions(checkpoint: MegatronShards) -> list[str]:
     """One sentence for each field in which shards differ, and each number that can't be."""
     out: list[str] = []
     for look in (_values, _steps, _rates):
-        try:
-            with understood(checkpoint.path):
-                out += look(checkpoint)
-        except NotUnderstood:  # the state says so
-            continue
-        except SurgeryError as error:
-            out.append(error.what)
+        with said_in(out), understood(checkpoint.path):
+            out += look(checkpoint)
     return list(dict.fromkeys(out))
 
 

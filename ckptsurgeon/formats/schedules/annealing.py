@@ -17,6 +17,7 @@ from ckptsurgeon.formats.fields import understood
 from ckptsurgeon.formats.fields.values import Decay, Place, Setting
 from ckptsurgeon.formats.schedules.check import (
     ASSERTED,
+    kept_rates,
     refuse_early_decay,
     refuse_low_peak,
     samples_of,
@@ -119,10 +120,7 @@ def reschedule(
                 f"the checkpoint keeps no schedule, so {', '.join(sorted(values))} has no place",
                 next="set only lr, and the schedule on the trainer's command line",
             )
-        if not checkpoint.locate("lr"):
-            raise SurgeryError(
-                "this checkpoint keeps no lr", next="set lr on the trainer's command line"
-            )
+        kept_rates(checkpoint)
         return list(unscheduled(checkpoint, values["lr"])), []
     if "decay" in values and present.get("decay_tokens") is not None:
         raise SurgeryError(

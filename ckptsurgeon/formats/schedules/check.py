@@ -135,3 +135,14 @@ def refuse_computed(checkpoint: Checkpoint) -> None:
             next="set relative_step=False and an lr in param_groups in the trainer's code, "
             "once the checkpoint is loaded: what the code sets before is replaced on resume",
         )
+
+
+def kept_rates(checkpoint: Checkpoint) -> Sequence[Place]:
+    """Where param groups keep the rate of the next step. Raises SurgeryError where none does."""
+    places = checkpoint.locate("lr")
+    if not places:
+        raise SurgeryError(
+            "the checkpoint keeps no param groups, whose lr the next step uses",
+            next="set lr on the trainer's command line",
+        )
+    return places

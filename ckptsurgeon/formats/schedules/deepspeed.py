@@ -14,7 +14,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import refuse_rates
 from ckptsurgeon.formats.fields.values import Decay, Setting
-from ckptsurgeon.formats.schedules.check import refuse_early_decay
+from ckptsurgeon.formats.schedules.check import kept_rates, refuse_early_decay
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.promise import Caveat
 
@@ -83,12 +83,7 @@ def reschedule(
             f"{name} has no {', '.join(lacking)} that a checkpoint or a recipe could set",
             next='see "scheduler": {"params": …} in the relaunch\'s DeepSpeed config',
         )
-    places = checkpoint.locate("lr")
-    if not places:
-        raise SurgeryError(
-            "the checkpoint keeps no param groups, whose lr the next step uses",
-            next="set lr on the trainer's command line",
-        )
+    places = kept_rates(checkpoint)
     if name == COSINE and len({place.value for place in places}) > 1:
         raise SurgeryError(
             "param groups have different learning rates, and the config has one",

@@ -21,6 +21,7 @@ from ckptsurgeon.formats.fields.values import Place, Setting
 from ckptsurgeon.formats.schedules import in_code, nemo, plateau, torch_classes
 from ckptsurgeon.formats.schedules.check import (
     AFTER_LOADING,
+    kept_rates,
     one_scheduler,
     refuse_low_peak,
     refuse_odd,
@@ -254,12 +255,7 @@ def one_cycle(
 
 def group_rates(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, float]]:
     """The rates in each param group, as the first file that has them keeps them."""
-    places = checkpoint.locate("lr")
-    if not places:
-        raise SurgeryError(
-            "the checkpoint keeps no param groups, whose lr the next step uses",
-            next="set lr on the trainer's command line",
-        )
+    places = kept_rates(checkpoint)
     mine: dict[int, Place] = {}  # model-parallel ranks may keep a group side by side
     for place in (place for place in places if place.file == places[0].file):
         mine.setdefault(checkpoint.group_of(place), place)
