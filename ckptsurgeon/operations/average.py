@@ -17,7 +17,7 @@ from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part
 from ckptsurgeon.formats.capabilities import alike
 from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter, by_parameter
-from ckptsurgeon.hints import command
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.operations.computed_changes import (
     change,
     new_weights,
@@ -108,9 +108,9 @@ class Average(Section):
             except (ValueError, OverflowError):
                 finite = False
             if not finite:
-                hint = command(
-                    "average", "--last", "2", why="the last two steps; in a recipe last: 2"
-                )
+                hint: Hint = command("average", "--last", "2", why="in a recipe last: 2")
+                if key == "weights":
+                    hint = "weights: a number for each of `steps`"
                 raise UsageError(f"`average.{key}` is {text!r}, and no number", next=hint)
             numbers.append(number)
         return numbers

@@ -305,7 +305,8 @@ def skip(section: Skip) -> Recipe:
     ckptsurgeon skip --clear
     """
     if not section.skip and not section.clear_skip:
-        raise UsageError("no range was given", next=command("skip", "6900-7010"))
+        hint = command("skip", "--help", why="a range is FIRST-LAST, of iterations")
+        raise UsageError("no range was given", next=hint)
     return Recipe(section)
 
 

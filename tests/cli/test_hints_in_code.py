@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from ckptsurgeon.cli.build import build
@@ -35,6 +36,31 @@ def test_each_hint_in_the_code_is_a_command_that_can_be_typed() -> None:
         assert wrong == [], where
         assert words[0] != "rollback" or {"--to", "VALUE"} & set(words), where
     assert found > 150
+
+
+def test_no_hint_in_the_code_names_a_step_of_its_own() -> None:
+    """A number that stands alone, or behind an option that takes a step, is one that this run may
+    not have: such a hint is filled in from the run, or goes without."""
+    of_steps = {
+        "average",
+        "diff",
+        "doctor",
+        "export",
+        "graft",
+        "rollback",
+        "show",
+        "skip",
+        "verify",
+    }
+    takes_step = {"--against", "--from", "--step", "--to"}
+    wrong = []
+    for path, call in calls():
+        name, *words = map(filled, call.args)
+        for before, word in pairwise([name, *words]):
+            alone = not before.startswith("--") or before in takes_step
+            if name in of_steps and alone and re.fullmatch(r"\d+(-\d+)?", word):
+                wrong.append(f"{path}:{call.lineno}: {word}")
+    assert wrong == []
 
 
 def test_no_text_of_the_code_has_a_command_in_it() -> None:
@@ -73,7 +99,8 @@ def test_each_emergency_of_the_readme_has_a_command_that_can_be_typed() -> None:
 def options() -> dict[str, set[str]]:
     """The options of each command."""
     return {
-        name: {word for item in build(row).params for word in (*item.opts, *item.secondary_opts)}
+        name: {"--help"}
+        | {word for item in build(row).params for word in (*item.opts, *item.secondary_opts)}
         for name, row in commands().items()
     }
 
