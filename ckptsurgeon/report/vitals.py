@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptsurgeon.hints import text
 from ckptsurgeon.report.style import Style, clean, count
 
 if TYPE_CHECKING:
+    from ckptsurgeon.look.vitals.observations import Observation
     from ckptsurgeon.look.vitals.vitals import Vitals
 
 SHOWN = 10
@@ -30,21 +32,25 @@ def _fitted(line: str, style: Style) -> list[str]:
 
 
 def _signs(seen: Vitals) -> list[str]:
-    """At most SHOWN observations, a line each, what to do below the first of each kind, and how
-    many more there are; with an earlier step the GROWN parameters whose norms grew most."""
+    """At most SHOWN sentences, a line each with the parameters that it is said of, what to do below
+    the first of each kind, and how many observations more there are; with an earlier step the GROWN
+    parameters whose norms grew most."""
     lines = [f"vitals: step {seen.step}, {count(len(seen.signs), 'parameter')}"]
-    width = max((len(item.parameter) for item in seen.observations[:SHOWN]), default=0)
-    width = min(width, 40)
+    alike: dict[str, list[Observation]] = {}
+    for item in seen.observations:
+        alike.setdefault(item.what, []).append(item)
+    shown = [(_names(found), found) for found in list(alike.values())[:SHOWN]]
+    width = min(max((len(names) for names, _ in shown), default=0), 40)
     said: set[str] = set()
-    for item in seen.observations[:SHOWN]:
-        lines.append(f"  {clean(item.parameter):<{width}}  {item.what}")
+    for names, (item, *_) in shown:
+        lines.append(f"  {names:<{width}}  {item.what}")
         if item.kind not in said:
             lines.append(f"      next: {text(seen.next[item.kind])}")
         said.add(item.kind)
     if not seen.observations:
         lines.append("  nothing unusual")
-    if len(seen.observations) > SHOWN:
-        lines.append(f"  and {len(seen.observations) - SHOWN} more: --json has all")
+    if more := len(seen.observations) - sum(len(found) for _, found in shown):
+        lines.append(f"  and {more} more: --json has all")
     moving = [s.update_rms for s in seen.signs if s.update_rms is not None]
     if moving:
         middle = sorted(moving)[len(moving) // 2]
@@ -58,6 +64,12 @@ def _signs(seen: Vitals) -> list[str]:
         *_norms(seen),
         *(f"  not compared: {why}" for why in seen.not_compared),
     ]
+
+
+def _names(found: Sequence[Observation]) -> str:
+    """The parameters that one sentence is said of."""
+    others = "" if len(found) == 1 else f" and {count(len(found) - 1, 'other')}"
+    return f"{clean(found[0].parameter)}{others}"
 
 
 def _logits(seen: Vitals) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -60,6 +61,33 @@ def test_against_takes_an_earlier_saved_step_alone(surgeon: Surgeon, trained: Tr
     for words, said in (((7,), "step 7 is not saved"), ((8,), "not before step 8")):
         refused = surgeon("verify", "--against", *words, "-C", root)
         assert refused.exit_code == 2 and said in refused.stderr
+
+
+def test_the_document_of_verify_names_the_step_it_was_held_against(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    root = trained()
+    for words, against in (((), None), (("--against", 6), 6)):
+        told = json.loads(surgeon("verify", *words, "--json", "-C", root).stdout)
+        assert (told["run"], told["step"], told["against"]) == (str(root), 8, against)
+
+
+def test_one_sentence_is_one_row_whatever_it_is_said_of(surgeon: Surgeon, trained: Trained) -> None:
+    """After a reset the same is said of every parameter. The document has each of them."""
+    root = trained()
+    surgeon("reset", "moments", "--yes", "-C", root)
+    surgeon("scale", "final_layernorm.weight", "--by", 1e6, "--yes", "-C", root)
+    told = surgeon("doctor", "--vitals", "-C", root)
+    every = json.loads(surgeon("doctor", "--vitals", "--json", "-C", root).stdout)["vitals"]
+    said = Counter(item["what"] for item in every["observations"])
+    assert len(said) > 1 and max(said.values()) > 10
+    rows = [line for line in told.stdout.splitlines() if any(what in line for what in said)]
+    assert len(rows) == len(said)
+    for what, number in said.items():
+        (row,) = [line for line in rows if what in line]
+        others = re.findall(r" and (\d+) others?\b", row)
+        assert sum(map(int, others)) == number - 1, row
+    assert "more: --json has all" not in told.stdout
 
 
 def test_the_growth_of_norms_is_torchs(surgeon: Surgeon, trained: Trained) -> None:
