@@ -51,6 +51,8 @@ def check_optimizer(
     module, _, name = optimizer_class.rpartition(".")
     if not module or not name:
         raise UsageError(f"{optimizer_class!r} is not MODULE.CLASS", next="timm.optim.AdamP")
+    if output is not None and not common.dry_run:
+        new_file.refuse_existing(output)
     arguments = dict(_pair(text) for text in argument or ())
     checked = check_optimizer(optimizer_class, arguments, python or sys.executable)
     page = page_text([checked])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import TYPED, shell
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise UsageError before long work where `write` would after it, as another file is there."""
+    if os.path.lexists(path):
+        raise _exists(path)
 
 
 def write(path: Path, data: bytes) -> None:
@@ -15,12 +22,16 @@ def write(path: Path, data: bytes) -> None:
     try:
         disk.write_new(path.parent.resolve() / path.name, data)
     except FileExistsError:
-        anew = ["ckptsurgeon", *TYPED.get().words]
-        raise UsageError(
-            f"{path} already exists",
-            next=shell(["rm", path], anew, why="writes it anew; or choose another name"),
-        ) from None
+        raise _exists(path) from None
     except OSError as error:
         raise UsageError(
             f"{path}: {error.strerror}", next="choose a FILE in a folder that can be written"
         ) from None
+
+
+def _exists(path: Path) -> UsageError:
+    anew = ["ckptsurgeon", *TYPED.get().words]
+    return UsageError(
+        f"{path} already exists",
+        next=shell(["rm", path], anew, why="writes it anew; or choose another name"),
+    )

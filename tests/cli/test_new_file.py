@@ -1,0 +1,79 @@
+"""A file that a command writes for its user is new, and its hint makes it anew."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon.cli.build import build
+from ckptsurgeon.cli.commands import commands
+from tests.cli.conftest import Surgeon
+from tests.conftest import Trained
+from tests.support.event_logs import write_log
+
+
+def diverged(root: Path) -> list[object]:
+    """The loss of a run jumps at step 201, and stays up."""
+    loss = [3.0 - step / 200 for step in range(200)] + [9.0 + step % 2 / 10 for step in range(200)]
+    for file in (root / "tensorboard").glob("events*"):
+        file.unlink()
+    write_log(root / "tensorboard", loss)
+    return ["advise"]
+
+
+def a_recipe(root: Path) -> list[object]:
+    (root / "recipe.yaml").write_text("set: {lr: 5e-4}\n")
+    return ["plan", root / "recipe.yaml"]
+
+
+WRITERS: dict[str, Callable[[Path], list[object]]] = {
+    "advise": diverged,
+    "check-optimizer": lambda root: ["check-optimizer", "torch.optim.NAdam"],
+    "plan": a_recipe,
+    "relaunch": lambda root: ["relaunch", "--slurm", "--nodes", 1],
+    "report": lambda root: ["report"],
+}
+"""Each command with -o FILE, as it is typed for a run."""
+
+
+def test_every_command_that_writes_a_file_is_among_them() -> None:
+    writers = {
+        name
+        for name, row in commands().items()
+        for item in build(row).params
+        if "-o" in item.opts and item.metavar == "FILE"
+    }
+    assert writers == {*WRITERS}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_lies_there_stays_until_the_hint_is_typed(
+    surgeon: Surgeon, trained: Trained, tmp_path: Path, name: str
+) -> None:
+    root, file = trained(), tmp_path / ("a picture.svg" if name == "report" else "a file")
+    typed = [*WRITERS[name](root), "-o", file]
+    typed += () if name == "check-optimizer" else ("-C", root)
+    file.write_text("of somebody else")
+    refused = surgeon(*typed)
+    assert (refused.exit_code, file.read_text()) == (2, "of somebody else")
+    assert f"error: {file} already exists\n" in refused.stderr
+    remove, anew = refused.stderr.split("next: ")[1].partition("    ")[0].split(" && ")
+    subprocess.run(["sh", "-c", remove], check=True)
+    assert surgeon(*shlex.split(anew)[1:]).exit_code == (3 if name == "advise" else 0)
+    assert file.read_text() not in ("", "of somebody else")
+
+
+@pytest.mark.parametrize("name", sorted({*WRITERS} - {"check-optimizer"}))
+def test_a_file_that_can_not_be_written_is_no_crash(
+    surgeon: Surgeon, trained: Trained, tmp_path: Path, name: str
+) -> None:
+    root = trained()
+    words = [*WRITERS[name](root), "-o", tmp_path / "no folder" / "run.svg"]
+    refused = surgeon(*words, "-C", root)
+    assert refused.exit_code == 2
+    assert "No such file or directory" in refused.stderr
+    assert "next: choose a FILE in a folder that can be written" in refused.stderr
