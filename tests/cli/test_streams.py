@@ -75,6 +75,23 @@ def test_a_reader_of_one_line_decides_nothing(trained: Trained, words: str) -> N
             )
 
 
+def test_no_attic_is_removed_that_could_not_be_named(trained: Trained) -> None:
+    """Where the reader has gone, as where the disk behind stdout is full."""
+    root = trained()
+    shell(f"surgeon rollback --to 4 --yes -C {root}")
+    attic = root / ".ckptsurgeon" / "attic" / "0001"
+    reader, gone = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "ckptsurgeon", "prune", "--keep", "0", "--yes", "-C", str(root)]
+    with os.fdopen(gone, "wb") as unread, Path("/dev/full").open("wb") as full:
+        for stdout, why in ((unread, "Broken pipe"), (full, "No space left on device")):
+            done = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True)
+            assert (done.returncode, attic.is_dir()) == (1, True)
+            assert why in done.stderr and "Traceback" not in done.stderr
+        done = subprocess.run([*words, "--quiet"], stdout=unread, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, attic.exists()) == (0, False), done.stderr
+
+
 @pytest.mark.parametrize("words", ["status -C {}", "--help", "status --help", "--version"])
 def test_what_is_looked_at_and_can_not_be_shown_is_an_error(trained: Trained, words: str) -> None:
     done = shell(f"surgeon {words.format(trained())} > /dev/full")
