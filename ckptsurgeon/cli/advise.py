@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,7 +91,8 @@ class RunOrLogs:
             return rows.of_file(self.log, tags, self.step)
         if not self.tb:
             assert run is not None
-            return own(run, tags, branch=branch, order=self.order)
+            read = own(run, tags, branch=branch, order=self.order)
+            return replace(read, notes=(*read.notes, *_unlogged(run, read)))
         found: list[Path] = []
         for folder in self.tb:
             if not folder.is_dir():
@@ -208,6 +209,18 @@ def _show(run: Run, chosen: Proposal | None, file: Path | None, common: Common) 
     if not common.quiet:
         print()
     show(run, surgery.plan(run, from_data(chosen.recipe)), common, command("apply", file))
+
+
+def _unlogged(run: Run, read: Curves) -> list[str]:
+    """What was trained and saved, and is in no log."""
+    from ckptsurgeon.look import log_end
+
+    try:
+        step = run.latest()
+    except SurgeryError:
+        return []
+    found = log_end.early(run, step, read.kept)
+    return [f"{finding.what}: what follows is not judged" for finding in found]
 
 
 def _tags(pairs: Sequence[str]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection
 
 from ckptsurgeon import look
 from ckptsurgeon.errors import NotUnderstood, SurgeryError, first_few
@@ -12,25 +11,20 @@ from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.formats.layout import HasHazards
 from ckptsurgeon.hints import Hint, command
-from ckptsurgeon.logs.curves import Branch
-from ckptsurgeon.logs.signals import LOSS
+from ckptsurgeon.look import log_end
 from ckptsurgeon.look.advise import DIVERGED, judge
 from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.look.logged import own
 from ckptsurgeon.operations.replicas import drifted
-from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.receipts import standing
+from ckptsurgeon.transaction.receipts import changed, standing
 
 STEPS_AHEAD = 5
 """Updates whose size is shown when Adam's step was lost."""
 COUNTS = ("adam step", "iteration")
 SCHEDULE = {"lr", "min_lr", "warmup", "decay", "decay_style", "position"}
 """Keys of `set` that move the next rate."""
-UNWRITTEN, INTERVALS = 10, 4
-"""Steps, and logged points, that may be missing at the end of the logs: a writer of TensorBoard
-keeps ten events in memory, which a killed job loses, and a step is saved between two points."""
 
 
 def diagnose(run: Run) -> list[Finding]:
@@ -79,24 +73,7 @@ def _logs(run: Run, step: int) -> list[Finding]:
     if diagnosis.verdict == DIVERGED and diagnosis.spike is not None:
         next = command("advise", why="where to go back to, and what others did")
         out.append(Finding(f"the loss diverged at step {diagnosis.spike.first}", next))
-    return [*out, *_missing(run, step, curves.kept)]
-
-
-def _missing(run: Run, step: int, kept: Branch) -> list[Finding]:
-    """Logs that end long before the step that the trainer resumes. Nothing is said while a trainer
-    runs, which has events in memory, nor where logs and steps may count different things: no step
-    is saved in what was logged, or a surgery changed the iteration."""
-    if LOSS not in kept or run.writers() or _changed(run, ("iteration",)):
-        return []
-    steps = kept[LOSS].steps
-    last, each = int(steps[-1]), max((int(steps[-1] - steps[0]) // max(1, len(steps) - 1)), 1)
-    if step - last <= max(UNWRITTEN, INTERVALS * each) or run.steps()[0] > last:
-        return []
-    cut = [r.id for r in standing(run.receipts()) if "after" in (r.recipe.get("tensorboard") or {})]
-    next: Hint = "name the folder that it logs to now in `tensorboard:` of ckptsurgeon.yaml"
-    if cut:
-        next = command("undo", cut[-1], why="brings back what this surgery cut off the logs")
-    return [Finding(f"the logs end at step {last}, before the checkpoint of step {step}", next)]
+    return [*out, *log_end.early(run, step, curves.kept)]
 
 
 def _rate(run: Run, state: State) -> list[Finding]:
@@ -158,19 +135,10 @@ def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Finding]:
 def _counted_anew(run: Run) -> bool:
     """Whether a surgery that is in force set Adam's step, or what it is held to: the iteration, and
     the skip ranges, where some were forgotten."""
-    return _changed(run, COUNTS) or any(
+    return changed(run.receipts(), COUNTS) or any(
         receipt.recipe.get("clear_skip")
         or "moments" in receipt.recipe.get("reset", ())  # also where the step was 0 already
         for receipt in standing(run.receipts())
-    )
-
-
-def _changed(run: Run, fields: Collection[str]) -> bool:
-    """Whether a surgery that is in force changed any of these fields."""
-    return any(
-        isinstance(change, Change) and change.field in fields
-        for receipt in standing(run.receipts())
-        for change in receipt.changes
     )
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import pwd
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,7 +16,7 @@ from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import Hint, shell
 from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
-from ckptsurgeon.plans.edits import Content, Rewrite
+from ckptsurgeon.plans.edits import Change, Content, Rewrite
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.transaction.home import HOME, RECEIPTS
@@ -106,6 +106,15 @@ def standing(receipts: Sequence[Receipt]) -> list[Receipt]:
     """Those that are in force: no undo, and not undone."""
     undone = taken_back(receipts)
     return [receipt for receipt in receipts if receipt.undoes is None and receipt.id not in undone]
+
+
+def changed(receipts: Sequence[Receipt], fields: Collection[str]) -> bool:
+    """Whether a surgery that is in force changed any of these fields."""
+    return any(
+        isinstance(change, Change) and change.field in fields
+        for receipt in standing(receipts)
+        for change in receipt.changes
+    )
 
 
 def with_caveats(receipts: Sequence[Receipt], promise: Promise) -> Promise:

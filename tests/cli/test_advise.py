@@ -103,6 +103,22 @@ def test_a_tag_by_another_name(surgeon: Surgeon, tmp_path: Path) -> None:
 # --- a run ---------------------------------------------------------------------------------------
 
 
+def test_what_was_saved_after_the_end_of_the_log_is_not_called_healthy(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    root = trained()
+    (file,) = (root / "tensorboard").glob("*tfevents*")
+    file.unlink()
+    write_log(root / "tensorboard", [2 - k / 100 for k in range(80)])
+    note = "the logs end at step 80, before the checkpoint of step 8000: what follows is not judged"
+    assert answer(surgeon, "-C", root)["notes"] == []
+    for step in root.glob("global_step8"):
+        step.rename(root / "global_step8000")
+    (root / "latest").write_text("global_step8000")
+    (root / "latest_checkpointed_iteration.txt").write_text("8000")
+    assert answer(surgeon, "-C", root)["notes"] == [note]
+
+
 def test_a_recipe_comes_out_that_plan_accepts(surgeon: Surgeon, diverged: Path) -> None:
     told = answer(surgeon, "-C", diverged)
     assert (told["verdict"], told["onset"], told["back_to"]) == ("diverged", 201, 8)
