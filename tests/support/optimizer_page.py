@@ -10,10 +10,12 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from ckptsurgeon.formats.optimizers import trainers
+from ckptsurgeon.formats.optimizers import pages, trainers
+from ckptsurgeon.formats.optimizers.entry import Entry
 from ckptsurgeon.formats.optimizers.roles import WORDS
 from tests.support.launch import REPO
 from tests.support.optimizer_law import Outcome, Small, outcome
+from tests.support.optimizer_packages import NOT_RUN, PACKAGES
 
 DOCUMENT = REPO / "docs" / "optimizers.md"
 HEAD = ["| optimizer | what it keeps of a parameter | reset moments |", "|---|---|---|"]
@@ -72,6 +74,36 @@ def known() -> str:
     return "\n".join([*head, *read, *also, "|---|---|", *roles])
 
 
+def libraries() -> str:
+    """How many classes of each library that has pages are reset, refused by name, and not run.
+    tests/formats/optimizers/test_packages.py runs each of them again."""
+    found: dict[str, list[Entry]] = {}
+    for entry in pages.shipped():
+        found.setdefault(entry.source, []).append(entry)
+    head = "| library | `reset moments` right | refused by name | wrong | not run |"
+    rows = [head, "|---|---|---|---|---|"]
+    count = [0, 0, 0]
+    for source, entries in sorted(found.items()):
+        package = source.partition(" ")[0]
+        why: dict[str, list[str]] = {}
+        for entry in entries:
+            if entry.refused:
+                why.setdefault(entry.refused, []).append(entry.name)
+        refused = sum(map(len, why.values()))
+        reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in why.items())
+        apart = [
+            f"{name.rpartition('.')[2]} ({reason})"
+            for name, reason in sorted(NOT_RUN.items())
+            if PACKAGES[name.rpartition(".")[0]] == package
+        ]
+        numbers = len(entries) - refused, refused, len(apart)
+        count = [a + b for a, b in zip(count, numbers, strict=True)]
+        said = f"{refused} ({reasons})" if refused else "0"
+        rows.append(f"| {source} | {numbers[0]} | {said} | 0 | {', '.join(apart)} |")
+    right, refused, apart_from = count
+    return "\n".join([*rows, f"| together | {right} | {refused} | 0 | {apart_from} |"])
+
+
 def written(text: str, block: str, name: str) -> str:
     """The page with `block` between the marks of this name."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
@@ -85,6 +117,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = measured(Path(folder))
     text = written(DOCUMENT.read_text("utf-8"), known(), "known")
+    text = written(text, libraries(), "libraries")
     DOCUMENT.write_text(written(text, table(rows), "table"), "utf-8")
 
 

@@ -14,7 +14,7 @@ from ckptsurgeon.formats.optimizers.roles import ROLES, WORDS
 from ckptsurgeon.formats.optimizers.table import COMMON, ENTRIES, HYPERPARAMETERS
 from ckptsurgeon.recipe.file import from_data
 from tests.support.megatron_legacy import megatron_enums, save
-from tests.support.optimizer_page import DOCUMENT, known, written
+from tests.support.optimizer_page import DOCUMENT, known, libraries, written
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -43,6 +43,7 @@ def test_each_entry_is_one_of_a_kind() -> None:
 def test_the_page_has_what_the_table_has() -> None:
     text = DOCUMENT.read_text("utf-8")
     assert text == written(text, known(), "known")
+    assert text == written(text, libraries(), "libraries")
 
 
 def adaptive_muon(root: Path, **more: torch.Tensor) -> Path:
