@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Sequence
 from typing import Any
@@ -86,9 +87,11 @@ class Setter(PlaceChanges):
 
     def _decay_by_name(self, value: float) -> Hint:
         """How a weight decay gets into groups of which none has one."""
-        if NamesGroups.optional(self.checkpoint) is not None:
-            words = ("set", f"weight_decay={short(value)}", "--params", "weight")
-            return command(*words, why="of the groups whose parameters' names match")
+        named = NamesGroups.optional(self.checkpoint)
+        with contextlib.suppress(SurgeryError):  # of one whose file does not say them
+            if named is not None and named.of_parameters("weight_decay"):
+                words = ("set", f"weight_decay={short(value)}", "--params", "weight")
+                return command(*words, why="of the groups whose parameters' names match")
         return (
             "set weight_decay in param_groups in the trainer's code, once the checkpoint is "
             "loaded: what the code sets before is replaced on resume"

@@ -30,8 +30,9 @@ ASSERTED = ", and the trainer asserts max_lr >= min_lr on resume"
 
 
 AFTER_LOADING = (
-    "set lr in the trainer's code once the checkpoint is loaded, in param_groups and in base_lrs "
-    "of the scheduler: what the code sets before is replaced on resume"
+    "multiply every rate in the trainer's code once the checkpoint is loaded, in param_groups (lr, "
+    "initial_lr, max_lr, min_lr) and in each scheduler (base_lrs, max_lrs): what the code sets "
+    "before is replaced on resume"
 )
 """What helps where the rates are the checkpoint's and no rule says what to write into it."""
 
