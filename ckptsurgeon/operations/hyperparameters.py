@@ -167,6 +167,8 @@ class Hyperparameters(Section):
 
     def settled(self, state: State) -> Hyperparameters:
         scaled = [key for key, value in self.given().items() if isinstance(value, str)]
+        if not scaled:
+            return self
         of_schedule = ["scheduler"] if {"lr", "min_lr"} & {*scaled} else []
         state.needed(*scaled, *of_schedule)
         return self.scaled(_present(state))

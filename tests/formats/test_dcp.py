@@ -272,3 +272,66 @@ def _quiet() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+# --- a folder of one's own -----------------------------------------------------------------------
+
+
+def own(root: Path, steps: tuple[int, ...] = (8, 12)) -> Path:
+    """A loop that saves its own dict, in folders that are named like torchtitan's."""
+    model = torch.nn.Linear(4, 4)
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 40)
+    for step in range(1, steps[-1] + 1):
+        model(torch.ones(2, 4)).sum().backward()
+        adam.step()
+        schedule.step()
+        if step in steps:
+            saved = {
+                "model": model.state_dict(), "optim": adam.state_dict(), "step": step,
+                "sched": schedule.state_dict(),
+            }  # fmt: skip
+            dcp.save(saved, checkpoint_id=root / f"step-{step}", no_dist=True)
+    return root
+
+
+OWN_PAGE = """
+name: own
+files:
+  "step-{step}":
+    loader: dcp
+    optimizers: [[optim]]
+    schedulers: [[sched]]
+    weights: [[model]]
+    fields: {iteration: [[step]]}
+"""
+
+
+def test_a_folder_that_is_only_named_like_a_trainers_leads_to_a_page_that_reads_it(
+    tmp_path: Path,
+) -> None:
+    """It is sound, and is rolled back as typed and as called; no number of it is edited until a
+    page says what is whose."""
+    root, page = own(tmp_path / "run"), tmp_path / "own.yaml"
+    page.write_text(OWN_PAGE)
+    before = snapshot(root)
+
+    def typed(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, [*words, "-C", str(root)])
+        return done.exit_code, done.output
+
+    for words in (("status",), ("show",), ("verify", "--level", "3"), ("doctor",)):
+        code, told = typed(*words)
+        assert code == 0 and "damaged" not in told and "restore" not in told
+    code, told = typed("set-lr", "1e-4", "--yes")
+    assert (code, snapshot(root) == before) == (1, True)
+    assert "a page with `loader: dcp`" in told and "holds the model alone" not in told
+    assert typed("rollback", "--to", "8", "--yes")[0] == 0
+    assert not (root / "step-12").exists()
+    assert typed("undo", "--yes")[0] == 0 and snapshot(root) == before
+    code, told = typed("check-format", str(page))
+    assert (code, "every operation was undone, byte for byte" in told) == (0, True)
+    usual = Run.open(root, str(page)).checkpoint(12).state().promise.lr
+    assert typed("set-lr", "1e-4", "--yes", "--format", str(page))[0] == 0
+    told = Run.open(root, str(page)).checkpoint(12).state().promise.lr
+    assert usual is not None and told == pytest.approx(usual / 10)
