@@ -52,8 +52,8 @@ def plan_json(plan: Plan, format: str, receipt: Receipt | None = None) -> dict[s
         "title": plan.title,
         "step": _step(plan.before),
         "format": format,
-        "promise": plain(plan.promise),
-        "before": plain(plan.before),
+        "promise": promise_json(plan.promise),
+        "before": promise_json(plan.before),
         "changes": changes_json(plan.changes),
         "edits": len(plan.edits),
         "warnings": list(plan.warnings),
@@ -74,7 +74,20 @@ def _verdict(promise: Promise | None) -> str | None:
 
 
 def _step(promise: Promise | None) -> int | None:
-    return None if promise is None else promise.step - 1
+    return None if promise is None else _known(promise.step - 1, promise)
+
+
+def _known(step: int, promise: Promise | None) -> int | None:
+    """`step`; null where no name and no number says which one it is."""
+    return None if promise is not None and "step" in promise.not_known else step
+
+
+def promise_json(promise: Promise | None) -> Any:
+    """`promise` in every document."""
+    document = plain(promise)
+    if promise is not None and "step" in promise.not_known:
+        document["step"] = None
+    return document
 
 
 def changes_json(items: Sequence[AnyChange]) -> list[dict[str, Any]]:
@@ -110,12 +123,12 @@ def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "run": str(run.root),
-        "step": state.step,
+        "step": _known(state.step, state.promise),
         "format": run.format.name,
         "dialect": state.dialect,
         "data_parallel": state.data_parallel,
         "model_parallel": state.model_parallel,
-        "promise": plain(state.promise),
+        "promise": promise_json(state.promise),
         "schedule": plain(state.schedule),
         "places": {
             field: [
@@ -137,9 +150,9 @@ def verification_json(result: Verification, comparison: Comparison | None = None
     """The document of `verify`."""
     return {
         "schema": SCHEMA,
-        "step": result.step,
+        "step": _known(result.step, result.promise),
         "format": result.format,
-        "promise": plain(result.promise),
+        "promise": promise_json(result.promise),
         "files": result.files,
         "sound": not result.findings,
         "verdict": _verdict(result.promise),
@@ -202,9 +215,9 @@ def status_json(
         "schema": SCHEMA,
         "run": str(run.root),
         "name": run.name,
-        "step": None if state is None else state.step,
+        "step": None if state is None else _known(state.step, state.promise),
         "format": run.format.name,
-        "promise": None if state is None else plain(state.promise),
+        "promise": None if state is None else promise_json(state.promise),
         "schedule": None if state is None else plain(state.schedule),
         "steps": [{"step": step, "complete": run.complete(step)} for step in run.steps()],
         "pointers": run.pointers(),
@@ -253,7 +266,7 @@ def log_json(
                 "host": item.host,
                 "version": item.version,
                 "recipe": plain(item.recipe),
-                "promise": plain(item.promise),
+                "promise": promise_json(item.promise),
                 "undoes": item.undoes,
                 "restored": item.restored or None,
                 "pruned": item.id in pruned,
@@ -287,7 +300,7 @@ def relaunch_json(
     return {
         "schema": SCHEMA,
         "command": list(argv),
-        "promise": plain(promise),
+        "promise": promise_json(promise),
         "status": status,
         "script": script,
         "word": comparison_json(comparison),

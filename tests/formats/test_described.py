@@ -187,8 +187,10 @@ def test_one_torch_file_by_its_keys(tmp_path: Path) -> None:
     rows = [" ".join(line.split()) for line in told.stdout.splitlines()]
     assert "steps 1, of a number not known all complete" in rows, told.stdout
     assert not any(row.startswith("latest") for row in rows)  # a pointer would name a number
-    document = call("--format", format, "show", "--json", "-C", tmp_path)
-    assert "which step it is" in json.loads(document.stdout)["promise"]["not_known"]["step"]
+    for words in (["show"], ["status"], ["verify"], ["set-lr", "5e-5", "--dry-run"]):
+        document = json.loads(call("--format", format, *words, "--json", "-C", tmp_path).stdout)
+        assert (document["step"], document["promise"]["step"]) == (None, None), words
+        assert "which step it is" in document["promise"]["not_known"]["step"]
     assert call("--format", format, "reset", "moments", "--yes", "-C", tmp_path).exit_code == 0
     saved = torch.load(tmp_path / "optimizer.pt", weights_only=False)["a"][0]["b"]
     assert all(not state["exp_avg"].any() for state in saved["state"].values())
