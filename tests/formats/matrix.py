@@ -204,11 +204,15 @@ OPERATIONS: dict[str, Mapping[str, Any]] = {
 }
 
 
-def outcome(root: Path, name: str) -> Plan | SurgeryError:
+def words_of(root: Path) -> Mapping[str, Any]:
+    """What FIRST and NEXT stand for in the operations on this run."""
+    run = Run.open(root)
+    return {"FIRST": run.steps()[0], "NEXT": str(run.checkpoint(run.latest()).state().step + 1)}
+
+
+def outcome(root: Path, name: str, words: Mapping[str, Any]) -> Plan | SurgeryError:
     """The plan of one operation on this run, or the refusal."""
     run = Run.open(root)
-    steps = run.steps()
-    words = {"FIRST": steps[0], "NEXT": str(run.checkpoint(run.latest()).state().step + 1)}
     recipe = _filled(OPERATIONS[name], words)
     try:
         return surgery.plan(run, from_data(recipe))
@@ -300,16 +304,15 @@ def written(text: str, inner: str) -> str:
     return f"{head}{BEGIN}\n{inner}\n{END}{tail}"
 
 
-def measured(runs: Mapping[str, Path]) -> dict[str, dict[str, Plan | SurgeryError]]:
-    """Every operation on a run of every format."""
-    return {name: {op: outcome(root, op) for op in OPERATIONS} for name, root in runs.items()}
-
-
 def main() -> None:
     folder = Path(tempfile.mkdtemp())
     try:
-        runs = {name: make(name, folder / str(i) / "run") for i, name in enumerate(FORMATS)}
-        inner = table(measured(runs))
+        outcomes = {}
+        for i, name in enumerate(FORMATS):
+            root = make(name, folder / str(i) / "run")
+            words = words_of(root)
+            outcomes[name] = {each: outcome(root, each, words) for each in OPERATIONS}
+        inner = table(outcomes)
     finally:
         shutil.rmtree(folder)
     DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8"), inner), "utf-8")

@@ -148,19 +148,19 @@ def test_every_hint_leads_to_something_that_works(
     root = Path(shutil.copytree(run_of(name), tmp_path / "run", symlinks=True))
     before = snapshot(root)
     monkeypatch.chdir(root)
+    words = _words_of(root)
     bad = []
     for command in COMMANDS:
-        bad += walk(_filled(command, root))
+        bad += walk([words.get(word, word) for word in command.split()])
     assert not bad, "\n".join(bad)
     assert snapshot(root) == before
 
 
-def _filled(command: str, root: Path) -> list[str]:
+def _words_of(root: Path) -> Mapping[str, str]:
     run = Run.open(root)
-    words: Mapping[str, str] = {
+    return {
         "FIRST": str(run.steps()[0]),
         "NEXT": str(run.checkpoint(run.latest()).state().step + 1),
         "BRANCH": str(root.parent / "branch"),
         "EXPORT": str(root.parent / "export"),
     }
-    return [words.get(word, word) for word in command.split()]
