@@ -14,6 +14,8 @@ export DS_ACCELERATOR := cpu
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/.cache/torch_extensions
 export OMP_NUM_THREADS := 1
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# Containers often set it; each of the hundreds of processes of a test run would compile all anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv test test-formats drift torch-headers lint nightly demo bench dist clean
 

@@ -105,8 +105,17 @@ def operate_and_resume(root: Path, name: str, ranks: int) -> None:
     assert snapshot(root) == before
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        *((name, 1) for name in CASES),
+        # Of the cookbook, whose sections are those of the other recipes, in `make nightly`.
+        *(
+            pytest.param(name, 2, marks=[pytest.mark.slow] if "cookbook/" in name else [])
+            for name in CASES
+        ),
+    ],
+)
 def test_the_trainer_uses_what_the_plan_promised(trained: Trained, name: str, ranks: int) -> None:
     operate_and_resume(trained(ranks=ranks), name, ranks)
 

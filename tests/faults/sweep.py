@@ -81,9 +81,10 @@ def run(scenario: Scenario, sweep: Sweep, *arguments: Any, bug: str = "") -> Rep
 def faults(
     stage: Stage, kinds: Sequence[str], sticky: Sequence[bool] = (False,), every: int = 1
 ) -> Iterator[Point]:
-    """Each kind of fault at each call (or each `every`-th) of the scenario's command."""
-    for kind, stays in product(kinds, sticky):
-        for at in range(1, len(stage.calls) + 1, every):
+    """Each kind of fault at each call (or each `every`-th, from another one on for the next kind)
+    of the scenario's command."""
+    for number, (kind, stays) in enumerate(product(kinds, sticky)):
+        for at in range(1 + number % every, len(stage.calls) + 1, every):
             call = stage.calls[at - 1]
             if kind == "SHORT" and not call.startswith(("write", "copy")):
                 continue

@@ -11,6 +11,10 @@ from tests.faults.toy import IN_THREADS, ROLLBACK, SCENARIOS, SET_LR, UNDO, UNDO
 
 BOTH = (False, True)
 OTHERS = tuple(kind for kind in ERRORS if kind not in ("ENOSPC", "EIO"))
+DENSITY = pytest.mark.parametrize(
+    "every", [pytest.param(2, id="thin"), pytest.param(1, id="dense", marks=pytest.mark.slow)]
+)
+"""`make test` tries every second of the calls that `make nightly` tries; a kill, every one."""
 
 
 def test_kill_at_every_call() -> None:
@@ -19,12 +23,13 @@ def test_kill_at_every_call() -> None:
     assert all(set(report.codes) == {KILLED} for report in found)
 
 
-def test_every_disk_error_at_every_call_once_and_for_good() -> None:
+@DENSITY
+def test_every_disk_error_at_every_call_once_and_for_good(every: int) -> None:
     found = reports(
-        *((scenario, faults, ("ENOSPC", "EIO"), BOTH) for scenario in (ROLLBACK, UNDO)),
-        *((scenario, faults, OTHERS, BOTH, 10) for scenario in (ROLLBACK, UNDO)),
+        *((scenario, faults, ("ENOSPC", "EIO"), BOTH, every) for scenario in (ROLLBACK, UNDO)),
+        *((scenario, faults, OTHERS, BOTH, 10 * every) for scenario in (ROLLBACK, UNDO)),
     )
-    sound(found, 900)
+    sound(found, 900 // every)
     assert all(set(report.codes) <= {1, 5} for report in found)
 
 
@@ -35,46 +40,50 @@ def test_every_other_disk_error_at_every_call_once_and_for_good() -> None:
     assert all(set(report.codes) <= {1, 5} for report in found)
 
 
-def test_full_disk_at_every_call() -> None:
+@DENSITY
+def test_full_disk_at_every_call(every: int) -> None:
     """Removals and renames go on when a disk is full, so that before the commit point all is taken
     back, and after it few calls are left that need space."""
-    found = reports(*((scenario, faults, ("FULL",), BOTH) for scenario in (ROLLBACK, UNDO)))
-    sound(found, 400)
+    found = reports(*((scenario, faults, ("FULL",), BOTH, every) for scenario in (ROLLBACK, UNDO)))
+    sound(found, 400 // every)
     assert all(set(report.codes) == {0, 1, 5} for report in found)
 
 
-def test_broken_and_short_calls_are_made_again() -> None:
+@DENSITY
+def test_broken_and_short_calls_are_made_again(every: int) -> None:
     kinds = ("EINTR", "SHORT")
-    once = reports(*((scenario, faults, kinds) for scenario in (ROLLBACK, UNDO)))
-    sound(once, 250)
+    once = reports(*((each, faults, kinds, (False,), every) for each in (ROLLBACK, UNDO)))
+    sound(once, 250 // every)
     assert all(set(report.codes) == {0} for report in once)
-    sound(reports(*((scenario, faults, kinds, (True,)) for scenario in (ROLLBACK, UNDO))), 250)
+    for_good = reports(*((each, faults, kinds, (True,), every) for each in (ROLLBACK, UNDO)))
+    sound(for_good, 250 // every)
 
 
-def test_ctrl_c_at_every_call() -> None:
-    found = reports(*((scenario, faults, ("CTRL-C",)) for scenario in SCENARIOS))
-    sound(found, 300)
+@DENSITY
+def test_ctrl_c_at_every_call(every: int) -> None:
+    found = reports(*((each, faults, ("CTRL-C",), (False,), every) for each in SCENARIOS))
+    sound(found, 300 // every)
     assert all(set(report.codes) == {130, 5} for report in found)
 
 
-def test_kill_at_every_call_of_a_recovery() -> None:
-    sound(
-        reports(
-            (ROLLBACK, faults_in_recovery, ("KILL",), (False,), 14),
-            (UNDO, faults_in_recovery, ("KILL",), (False,), 18),
-        ),
-        500,
-    )
-
-
-def test_disk_errors_at_every_call_of_a_recovery() -> None:
+@DENSITY
+def test_kill_at_every_call_of_a_recovery(every: int) -> None:
     found = reports(
-        (ROLLBACK, faults_in_recovery, ("EIO", "FULL", "CTRL-C"), (False,), 34),
-        (UNDO, faults_in_recovery, ("EIO", "FULL", "CTRL-C"), (False,), 34),
-        (SET_LR, faults_in_recovery, ("EIO", "EINTR"), (True,), 34),
-        (UNDO_SET, faults_in_recovery, ("EIO", "EINTR"), (True,), 34),
+        (ROLLBACK, faults_in_recovery, ("KILL",), (False,), 14 * every),
+        (UNDO, faults_in_recovery, ("KILL",), (False,), 18 * every),
     )
-    sound(found, 500)
+    sound(found, 500 // every)
+
+
+@DENSITY
+def test_disk_errors_at_every_call_of_a_recovery(every: int) -> None:
+    found = reports(
+        (ROLLBACK, faults_in_recovery, ("EIO", "FULL", "CTRL-C"), (False,), 34 * every),
+        (UNDO, faults_in_recovery, ("EIO", "FULL", "CTRL-C"), (False,), 34 * every),
+        (SET_LR, faults_in_recovery, ("EIO", "EINTR"), (True,), 34 * every),
+        (UNDO_SET, faults_in_recovery, ("EIO", "EINTR"), (True,), 34 * every),
+    )
+    sound(found, 500 // every)
 
 
 def test_faults_while_threads_are_at_work() -> None:

@@ -16,16 +16,19 @@ def test_every_state_of_every_cut() -> None:
     sound(reports(*((scenario, cuts, rules) for scenario in SCENARIOS for rules in RULES)), 1400)
 
 
-def test_cut_during_the_recovery_from_a_kill() -> None:
+@pytest.mark.parametrize(
+    "every", [pytest.param(2, id="thin"), pytest.param(1, id="dense", marks=pytest.mark.slow)]
+)
+def test_cut_during_the_recovery_from_a_kill(every: int) -> None:
     found = reports(
-        (ROLLBACK, cuts_in_recovery, "strict", 32),
-        (SET_LR, cuts_in_recovery, "strict", 32),
-        (UNDO, cuts_in_recovery, "strict", 16),
-        (UNDO_SET, cuts_in_recovery, "strict", 16),
-        (ROLLBACK, cuts_in_recovery, "ext4", 32),
-        (UNDO, cuts_in_recovery, "ext4", 16),
+        (ROLLBACK, cuts_in_recovery, "strict", 32 * every),
+        (SET_LR, cuts_in_recovery, "strict", 32 * every),
+        (UNDO, cuts_in_recovery, "strict", 16 * every),
+        (UNDO_SET, cuts_in_recovery, "strict", 16 * every),
+        (ROLLBACK, cuts_in_recovery, "ext4", 32 * every),
+        (UNDO, cuts_in_recovery, "ext4", 16 * every),
     )
-    sound(found, 1800)
+    sound(found, 1800 // every)
 
 
 @pytest.mark.slow

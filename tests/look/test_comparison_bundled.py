@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckptsurgeon import Run, look, plan, surgery
-from ckptsurgeon.launch.relaunch import command, relaunch
+from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.look.listen import listen
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
+from tests.support.launch import launch
 
 RECIPES: dict[str, dict[str, Any]] = {
     "lr": {"set": {"lr": "0.5x", "beta2": 0.9}},
@@ -33,11 +32,10 @@ def operated(trained: Trained, recipe: dict[str, Any]) -> Path:
 
 def printed(root: Path) -> Path:
     """The trainer goes on for some updates; what it prints."""
-    run, out = Run.open(root), io.StringIO()
-    argv = command(run, None, ["train_iters=14", "log_interval=1"])
-    assert relaunch(run, look.inspect(run).promise, argv, check=False, out=out) == 0
-    (root / "trainer.out").write_text(out.getvalue())
-    return root / "trainer.out"
+    log = root / "trainer.out"
+    done = launch(f"--config={root / 'train.yaml'}", "train_iters=14", "log_interval=1")
+    log.write_text(done.stdout)
+    return log
 
 
 @pytest.mark.parametrize("name", RECIPES)
