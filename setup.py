@@ -34,4 +34,4 @@ else:
         for name, folder in modules.items()
     ]
 
-setup(ext_modules=extensions)
+setup(ext_modules=extensions, options={"build_ext": {"parallel": True}})

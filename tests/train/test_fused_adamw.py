@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,21 @@ STAGES = [
     ["zero_stage=0", "dtype=bf16"], ["zero_stage=1", "dtype=bf16"], ["zero_stage=1", "dtype=fp16"],
     ["zero_stage=2", "dtype=bf16"], ["zero_stage=1", "dtype=bf16", "grad_accum_dtype=bf16"],
 ]  # fmt: skip
+NIGHTLY = (["zero_stage=0", "dtype=bf16"], ["zero_stage=2", "dtype=bf16"])
+"""A stage and a dtype that `make test` has each with another one."""
+
+
+def some(stages: Iterable[list[str]]) -> Any:
+    """The mark of a test of these stages."""
+    rows = [
+        pytest.param(
+            words, id=" ".join(words), marks=[pytest.mark.slow] if words in NIGHTLY else []
+        )
+        for words in stages
+    ]
+    return pytest.mark.parametrize("overrides", rows)
+
+
 TOKENS = {"": 1, " vs tokens": 256}
 SIGNALS = {
     "num-zeros": {"num-zeros": TOKENS | {" vs samples": 8}},
@@ -67,7 +83,7 @@ def optimizer_file(run: Path) -> Any:
     return content.get("optimizer_state_dict", content.get("optimizer"))
 
 
-@pytest.mark.parametrize("overrides", STAGES, ids=" ".join)
+@some(STAGES)
 def test_either_step_resumes_the_others_checkpoint(
     in_process: InProcess, tmp_path: Path, overrides: list[str]
 ) -> None:
@@ -83,7 +99,7 @@ def test_either_step_resumes_the_others_checkpoint(
         assert near(resumed, {i: theirs[i] for i in (5, 6)}, overrides)
 
 
-@pytest.mark.parametrize("overrides", STAGES, ids=" ".join)
+@some(STAGES)
 def test_the_passes_of_deepspeed_are_not_run(
     in_process: InProcess, tmp_path: Path, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +146,7 @@ def test_earlier_releases_of_the_known_deepspeed_can_be_started(
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-@pytest.mark.parametrize("overrides", STAGES, ids=" ".join)
+@some(STAGES)
 def test_a_nonfinite_gradient_does_what_it_does_in_deepspeed(
     in_process: InProcess, tmp_path: Path, overrides: list[str], bad: float
 ) -> None:
@@ -147,9 +163,7 @@ def test_a_nonfinite_gradient_does_what_it_does_in_deepspeed(
 
 
 @pytest.mark.parametrize("limit", [[], ["skip_grad_norm=1000.0"]], ids=["", "limit"])
-@pytest.mark.parametrize(
-    "overrides", [words for words in STAGES if words != ["zero_stage=0"]], ids=" ".join
-)
+@some(words for words in STAGES if words != ["zero_stage=0"])
 def test_a_later_step_that_is_not_finite_is_left_out_as_by_deepspeed(
     in_process: InProcess, tmp_path: Path, overrides: list[str], limit: list[str]
 ) -> None:
@@ -215,7 +229,7 @@ def test_the_statistics_are_those_of_weights_and_moments() -> None:
     assert told.zeros == 0
 
 
-@pytest.mark.parametrize("overrides", [*STAGES, ["zero_stage=3"]], ids=" ".join)
+@some([*STAGES, ["zero_stage=3"]])
 def test_the_statistics_of_a_step_are_logged(
     in_process: InProcess, tmp_path: Path, overrides: list[str]
 ) -> None:

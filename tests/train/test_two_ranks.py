@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,34 +56,49 @@ CASES = {
     "fp16-pipeline": ["dtype=fp16", "pipeline_model_parallel_size=2"],
     "fp16-then-bf16-pipeline": ["dtype=fp16", "pipeline_model_parallel_size=2"],
 }
+NIGHTLY = {
+    "adamw-zero3", "lamb-zero0", "lamb-zero2", "predivide-zero0", "skip-zero0", "bf16-sums",
+    "fp16-then-bf16-zero3", "lamb-tensor-zero0", "lamb-pipeline", "skip-pipeline-zero0",
+    "fp16-then-bf16-pipeline",
+}  # fmt: skip
+"""Stages and schedules of what `make test` tries in another one."""
 LATER = {name: [f"dtype={name.split('-')[2]}"] for name in CASES if "-then-" in name}
 """What is asked for at the resume in addition."""
 
 
-Losses = dict[str, dict[str, dict[str, str]]]
+Losses = dict[str, dict[str, str]]
 
 
 @pytest.fixture(scope="module")
-def on_two(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Losses:
-    """Case -> the losses of a run on two ranks, and those after a resume at step 4."""
-    work = tmp_path_factory.mktemp("two-ranks")
-    done = run_module(
-        "tests.train.two_ranks", work, corpus, *map(json.dumps, (CASES, LATER)), ranks=2
-    )
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+def on_two(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[[str], Losses]:
+    """`on_two(case)`: the losses of a run on two ranks, and those after a resume at step 4. One
+    launch has all cases of `make test`, another one those of NIGHTLY."""
+
+    @cache
+    def ran(nightly: bool) -> dict[str, Losses]:
+        work = tmp_path_factory.mktemp("two-ranks")
+        cases = {name: words for name, words in CASES.items() if (name in NIGHTLY) == nightly}
+        done = run_module(
+            "tests.train.two_ranks", work, corpus, *map(json.dumps, (cases, LATER)), ranks=2
+        )
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    return lambda name: ran(name in NIGHTLY)[name]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in NIGHTLY else []) for n in CASES]
+)
 def test_two_ranks_train_as_one(
-    on_two: Losses, in_process: InProcess, tmp_path: Path, name: str
+    on_two: Callable[[str], Losses], in_process: InProcess, tmp_path: Path, name: str
 ) -> None:
     alone = ["tensor_model_parallel_size=1", "pipeline_model_parallel_size=1"]
     one = in_process.train(tmp_path / "run", *CASES[name], *alone)
     left_out = "\n".join(in_process.said).count("left out")
     assert 0 < left_out < 6 if "skip" in name else left_out == 0
-    two = {int(i): loss for i, loss in on_two[name]["whole"].items()}
+    two = {int(i): loss for i, loss in on_two(name)["whole"].items()}
     assert {i: float(loss) for i, loss in two.items()} == near(one, name)
-    resumed = {int(i): loss for i, loss in on_two[name]["resumed"].items()}
+    resumed = {int(i): loss for i, loss in on_two(name)["resumed"].items()}
     if name not in LATER:
         assert resumed == {i: two[i] for i in (5, 6)}
         return
