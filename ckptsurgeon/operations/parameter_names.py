@@ -1,37 +1,55 @@
-"""What the parameters of another run are called in this one: a page of rules, in YAML, and the
-order of those that an optimizer numbers.
+"""What the parameters of another run are called in this one: a page of rules, in YAML.
 
 A name may have `{i}` in it, a number, and `{i+2}` is that number and 2. A longer word, `{rest}`, is
-any text. The first rule that fits is taken.
+any text. The first rule that fits is taken. A page serves both directions: of its two sides, the
+one that more names of the source fit is the source's.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
-from ckptsurgeon.formats import Part
-from ckptsurgeon.formats.fields.values import NUMBER
+from ckptsurgeon.hints import Hint
 
-KEYS = ("rename", "fuse", "split")
 PAGE = "docs/transplant.md"
+FOLDER = Path(__file__).with_name("names")
 HOLE = re.compile(r"\{([a-z]+)([+-]\d+)?\}")
+NAMES = ("rename", "fuse", "split")
+ROWS = ("groups", "halves_to_pairs", "pairs_to_halves")
+KEYS = (*NAMES, *ROWS, "sizes", "use")
+SIZES = ("heads", "kv_heads")
+MEND = f"mend the page: {PAGE}"
+
+Size = str | int
+"""How many, or one of SIZES."""
 
 
 @dataclass(frozen=True)
 class Origin:
     """The parameters of the source whose rows, one after another, are those of one here. Of one
-    that is split, this one's are at `index` among those of `siblings`."""
+    that is split, this one's are at `index` among those of `siblings`. Rows come in so many
+    `groups`, each with those of every one. `heads` says of each that is not fused how many heads it
+    has whose rows lie in halves in one of the runs and in pairs in the other one; 0 where their
+    order is the same. `to_pairs` is whether the pairs are here."""
 
     sources: tuple[str, ...]
     siblings: tuple[str, ...] = ()
     index: int = 0
+    groups: Size = 1
+    heads: tuple[Size, ...] = ()
+    to_pairs: bool = True
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one parameter of the source as it is."""
+        return len(self.sources) == 1 and not self.siblings and not any(self.heads)
 
 
 @dataclass(frozen=True)
@@ -41,10 +59,16 @@ class Names:
     rename: Mapping[str, str] = field(default_factory=dict)
     fuse: Mapping[str, Sequence[str]] = field(default_factory=dict)
     split: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    groups: Mapping[str, Size] = field(default_factory=dict)
+    halves_to_pairs: Mapping[str, Size] = field(default_factory=dict)
+    pairs_to_halves: Mapping[str, Size] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def origins(self, names: Collection[str]) -> dict[str, Origin]:
         """Each parameter here that one of the source's `names` leads to. Raises SurgeryError where
         two lead to one."""
+        if self._fitting(names) < (other := self._reversed())._fitting(names):
+            return other.origins(names)
         out: dict[str, Origin] = {}
         for new, origin in self._all(names):
             if new in out and out[new] != origin:
@@ -54,7 +78,20 @@ class Names:
                     next=f"name each parameter once under rename, fuse and split: {PAGE}",
                 )
             out[new] = origin
-        return out
+        return {new: self._ordered(new, origin) for new, origin in out.items()}
+
+    def _fitting(self, names: Collection[str]) -> int:
+        """How many of the names some rule fits."""
+        olds = [*self.rename, *self.split, *(old for olds in self.fuse.values() for old in olds)]
+        return sum(any(_holes(old, name) is not None for old in olds) for name in names)
+
+    def _reversed(self) -> Names:
+        """The same page, read from right to left."""
+        return Names(
+            {new: old for old, new in self.rename.items()},
+            self.split, self.fuse, self.groups,
+            self.pairs_to_halves, self.halves_to_pairs, self.sizes,
+        )  # fmt: skip
 
     def _all(self, names: Collection[str]) -> Iterator[tuple[str, Origin]]:
         for name in names:
@@ -87,6 +124,31 @@ class Names:
                 return [(new, Origin((name,), made, i)) for i, new in enumerate(made)]
         return []
 
+    def _ordered(self, new: str, origin: Origin) -> Origin:
+        """With the order of its rows. Raises SurgeryError where heads are turned both ways."""
+        singles = origin.siblings or origin.sources
+        fused = origin.sources[0] if origin.siblings else new
+        alias = {} if origin.siblings or len(origin.sources) > 1 else {origin.sources[0]: new}
+        heads = {}
+        for key in ("halves_to_pairs", "pairs_to_halves"):
+            rules = getattr(self, key)
+            heads[key] = tuple(
+                _size(rules, each) or _size(rules, alias.get(each, "")) for each in singles
+            )
+        to_pairs, to_halves = heads["halves_to_pairs"], heads["pairs_to_halves"]
+        if any(to_pairs) and any(to_halves):
+            raise SurgeryError(
+                f"{new} is under halves_to_pairs and under pairs_to_halves",
+                next=f"name it under one of them: {PAGE}",
+            )
+        turned = to_pairs if any(to_pairs) else to_halves
+        groups = _size(self.groups, fused) or 1
+        return replace(origin, groups=groups, heads=turned, to_pairs=any(to_pairs))
+
+
+def _size(rules: Mapping[str, Size], name: str) -> Size:
+    return next((size for old, size in rules.items() if _holes(old, name) is not None), 0)
+
 
 def _holes(pattern: str, name: str) -> dict[str, int | str] | None:
     """What the words in braces of a pattern stand for in this name; None if it is another."""
@@ -113,29 +175,52 @@ def _filled(pattern: str, holes: Mapping[str, int | str]) -> str:
     return HOLE.sub(text, pattern)
 
 
+# --- the page ------------------------------------------------------------------------------------
+
+
+def shipped() -> list[str]:
+    """The pages that come with the product, by name."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
 def read(path: str) -> Names:
-    """The rules of the page at `path`; none without one. Raises UsageError with the key that is
-    wrong."""
+    """The rules of the page at `path`, or of the shipped one of that name; none without one. Raises
+    UsageError with the key that is wrong."""
     if not path:
         return Names()
+    if path in shipped() and not Path(path).exists():
+        path = str(FOLDER / f"{path}.yaml")
     try:
         data = plain_yaml.read(Path(path))
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", next=f"--names FILE    {PAGE}") from None
+        raise UsageError(f"{path}: {error.strerror}", next=_pages()) from None
     for key in data:
         if key not in KEYS:
             raise unknown_key(str(key), KEYS, path)
-    for key in KEYS:
+    for key in NAMES:
         rules = data.get(key, {})
         kind = str if key == "rename" else list
-        if not isinstance(rules, dict) or not all(isinstance(v, kind) for v in rules.values()):
+        if not isinstance(rules, dict) or not all(isinstance(new, kind) for new in rules.values()):
             raise UsageError(
                 f"{path}: {key} is no table of names to {'names' if kind is str else 'lists'}",
                 next=PAGE,
             )
         for old, new in rules.items():
             _check(path, key, str(old), [new] if isinstance(new, str) else new)
-    return Names(*(data.get(key, {}) for key in KEYS))
+    for key in (*ROWS, "sizes"):
+        _check_sizes(path, key, data.get(key, {}))
+    own = {key: data[key] for key in (*NAMES, *ROWS, "sizes") if key in data}
+    used = data.get("use")
+    if used is None:
+        return Names(**own)
+    if used not in shipped():
+        raise UsageError(f"{path}: use: {used}: no page of that name is shipped", next=_pages())
+    base = read(used)
+    return replace(base, **{key: {**own[key], **getattr(base, key)} for key in own})
+
+
+def _pages() -> Hint:
+    return f"--names FILE, or one of {', '.join(shipped())}    {PAGE}"
 
 
 def _check(path: str, key: str, old: str, news: Sequence[Any]) -> None:
@@ -148,42 +233,14 @@ def _check(path: str, key: str, old: str, news: Sequence[Any]) -> None:
         )
 
 
-# --- numbered parameters -------------------------------------------------------------------------
-
-
-def named(parts: Sequence[Part], order: Sequence[str], where: str) -> list[Part]:
-    """The parts, with the names that `order` has for numbers. Raises SurgeryError where a number
-    has none, or another size than the weights of that name."""
-    weights: dict[str, list[Part]] = {}
-    for part in parts:
-        if part.kind == "weights":
-            weights.setdefault(part.parameter, []).append(part)
-    return [_named(part, order, weights, where) for part in parts]
-
-
-def _named(
-    part: Part, order: Sequence[str], weights: Mapping[str, Sequence[Part]], where: str
-) -> Part:
-    digits = part.parameter.removeprefix(NUMBER)
-    if not part.parameter.startswith(NUMBER) or not digits.isdigit():
-        return part
-    number = int(digits)
-    name = order[number] if number < len(order) else ""
-    own = weights.get(name, ())
-    if len(own) == 1 and own[0].end - own[0].start == part.end:
-        return part._replace(parameter=name, cut=own[0].cut, box=own[0].box)
-    sizes = " and ".join(str(each.end - each.start) for each in own) or "no weights"
-    raise SurgeryError(
-        f"{where}: {part.parameter} has {part.end} elements, and {name or 'nothing'}, which is "
-        f"number {number} by the order, has {sizes}",
-        next=f"write the names in the order of the param groups: {PAGE}",
-    )
-
-
-def order_of(path: str) -> list[str]:
-    """The names in a file, one a line."""
-    try:
-        lines = Path(path).read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}", next=f"--order FILE    {PAGE}") from None
-    return [line.strip() for line in lines if line.strip()]
+def _check_sizes(path: str, key: str, rules: Any) -> None:
+    """Numbers above 0; under what is no `sizes`, also the words that it says."""
+    words = () if key == "sizes" else SIZES
+    if not isinstance(rules, dict) or (key == "sizes" and not rules.keys() <= set(SIZES)):
+        of = f"of {' and '.join(SIZES)}" if key == "sizes" else "of names"
+        raise UsageError(f"{path}: {key} is no table {of} to numbers", next=PAGE)
+    for name, size in rules.items():
+        whole = isinstance(size, int) and not isinstance(size, bool) and size > 0
+        if not whole and size not in words:
+            how = "a whole number above 0" + (f", {' or '.join(words)}" if words else "")
+            raise UsageError(f"{path}: {key}: {name}: {size} is not {how}", next=PAGE)

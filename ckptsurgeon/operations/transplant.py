@@ -23,6 +23,7 @@ from ckptsurgeon.operations.events import TensorBoard
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.known_optimizer import knowing
 from ckptsurgeon.operations.limits import COUNT
+from ckptsurgeon.operations.numbered_parameters import order_of
 from ckptsurgeon.operations.relaunch import Relaunch
 from ckptsurgeon.operations.rollback import copied, relinked
 from ckptsurgeon.operations.section import Changes, Recipe, Section
@@ -133,7 +134,7 @@ class Transplant(Section):
                     next=command("verify", each.step, run=str(where.root)),
                 )
         alike = run.format.name == source.format.name
-        order = parameter_names.order_of(self.order) if self.order else []
+        order = order_of(self.order) if self.order else []
         names = parameter_names.read(self.names)
         tensors = Tensors(run, checkpoint, donor, alike, names, order)
         changes: list[AnyChange] = with_copies(run, checkpoint, tensors.changes())
@@ -143,7 +144,7 @@ class Transplant(Section):
                 f"not every parameter is in both runs: {warnings[0]}",
                 next="without --require-all they stay as they are, and the plan lists them",
             )
-        settings, sentences = numbers(run, checkpoint, donor)
+        settings, sentences = numbers(run, checkpoint, donor, tensors.called)
         changes += settings
         changes += _renamed(run, checkpoint, donor.state().step)
         if not checkpoint.locate("iteration") and not any(isinstance(c, NewStep) for c in changes):

@@ -26,9 +26,12 @@ SETTINGS = (
 STATE = "scheduler"
 
 
-def numbers(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Changes:
-    """Each field that both keep becomes that of the source, wherever it is kept. What one of the
-    two keeps alone is left to who compares what the next steps would use."""
+def numbers(
+    run: Run, checkpoint: Checkpoint, donor: Checkpoint, called: Mapping[str, str]
+) -> Changes:
+    """Each field that both keep becomes that of the source, wherever it is kept; `called` says what
+    a parameter here is called there. What one of the two keeps alone is left to who compares what
+    the next steps would use."""
     made = PlaceChanges(run)
     warnings: list[str] = []
     steps = donor.state().step
@@ -50,7 +53,7 @@ def numbers(run: Run, checkpoint: Checkpoint, donor: Checkpoint) -> Changes:
     for field in IN_GROUPS:
         own, theirs = checkpoint.locate(field), donor.locate(field)
         if own and theirs:
-            for place, value in _grouped(checkpoint, donor, own, theirs, field):
+            for place, value in _grouped(checkpoint, donor, own, theirs, field, called):
                 made.put(field, place, _like(place.value, value))
     known = dict(reversed(_more(donor)))
     for name, place in _more(checkpoint):
@@ -150,6 +153,7 @@ def _grouped(
     own: Sequence[Place],
     theirs: Sequence[Place],
     field: str,
+    called: Mapping[str, str],
 ) -> Iterator[tuple[Place, Any]]:
     """Of each param group the value that the same parameters have in the source: by their names;
     where these are not saved, by the number of the group. Raises SurgeryError where neither says
@@ -165,7 +169,8 @@ def _grouped(
     for place in own:
         names = mine.get(_key(place))
         number = _group(checkpoint, place) if _key(place) in inside else None
-        found = [named[name] for name in names or () if name in named]
+        there = [called.get(name, name) for name in names or ()]
+        found = [named[name] for name in there if name in named]
         if found and all(_hashable(value) == _hashable(found[0]) for value in found):
             yield place, found[0]
         elif found:

@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 
 from ckptsurgeon.errors import SurgeryError, first_few
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
-from ckptsurgeon.formats.capabilities import NamesGroups, SavesWeightsTwice
+from ckptsurgeon.formats.capabilities import HasHeads, NamesGroups, SavesWeightsTwice
 from ckptsurgeon.formats.fields.values import NUMBER
+from ckptsurgeon.formats.heads.head_counts import Model
 from ckptsurgeon.formats.tensors.blocks import (
     Kinds,
-    below,
     boxed,
     by_cut,
     by_name,
     every,
     first_rows,
     shape,
-    stacked,
     totals,
 )
 from ckptsurgeon.formats.tensors.geometry import Band, Unknown, gathered
+from ckptsurgeon.formats.tensors.row_order import Order, Section, in_one_order
 from ckptsurgeon.hints import again, command
 from ckptsurgeon.operations.computed_changes import (
     change,
     refuse_other_states,
     refuse_second_copies,
 )
-from ckptsurgeon.operations.parameter_names import PAGE, Names, Origin, named
+from ckptsurgeon.operations.numbered_parameters import named
+from ckptsurgeon.operations.parameter_names import PAGE, Names, Origin, Size
 from ckptsurgeon.plans.edits import Change, Computed, relative
 from ckptsurgeon.plans.sources import Columns, Source, Woven
 from ckptsurgeon.run.run import Run
@@ -56,8 +59,8 @@ class Tensors:
         names: Names,
         order: Sequence[str],
     ) -> None:
-        self._run, self._donor = run, donor
-        self._alike = alike
+        self._run, self._checkpoint, self._donor = run, checkpoint, donor
+        self._alike, self._names = alike, names
         for each in (checkpoint, donor):
             refuse_other_states(each, next="transplant between optimizers of the same states")
         own, theirs = _parts(checkpoint), _parts(donor)
@@ -74,6 +77,8 @@ class Tensors:
         """What the new run has no place for."""
         self.grown: list[str] = []
         """What has more rows here; the new ones stay."""
+        self.cut: list[str] = []
+        """What has more rows in the source; those are left behind."""
         if len(self.fresh) == len(self._own):
             raise SurgeryError(
                 f"no parameter of {checkpoint.path.name} is in {donor.path.name} by its name: "
@@ -82,9 +87,14 @@ class Tensors:
             )
 
     @property
+    def called(self) -> dict[str, str]:
+        """What a parameter here is called in the source; of what is fused, the first."""
+        return {name: origin.sources[0] for name, origin in self._origins.items()}
+
+    @property
     def differing(self) -> bool:
         """Whether a parameter of either is not in the other, or not all of it."""
-        return bool(self.fresh or self.left or self.grown)
+        return bool(self.fresh or self.left or self.grown or self.cut)
 
     def sentences(self) -> list[str]:
         """What is not filled, and what is not taken."""
@@ -92,6 +102,7 @@ class Tensors:
             "not in the source, and left as its trainer made it, but for Adam's step": self.fresh,
             "larger here, and the rows after those of the source are left as its trainer made "
             "them": self.grown,
+            "smaller here, and the rows after those are left behind": self.cut,
             "not in this run, and left behind": self.left,
         }
         return [f"{text}: {first_few(names)}" for text, names in said.items() if names]
@@ -111,10 +122,10 @@ class Tensors:
         origin = self._origins[name]
         own, found = boxed(kinds), [boxed(self._theirs[source]) for source in origin.sources]
         if own and all(found):
-            theirs = stacked([each for each in found if each])
-            if origin.siblings:
-                own = self._among(name, own, origin)
-            return [(self._as_large(name, own, theirs), theirs)]
+            theirs = [each for each in found if each]
+            if origin.plain:
+                return [self._as_large(name, own, theirs[0])]
+            return [self._ordered(name, own, theirs, origin)]
         other = self._theirs[origin.sources[0]]
         mine, others = by_cut(kinds), by_cut(other)
         sizes = [{cut: totals(parts) for cut, parts in each.items()} for each in (mine, others)]
@@ -126,29 +137,79 @@ class Tensors:
             next="transplant between runs that cut their parameters alike",
         )
 
-    def _among(self, name: str, own: Kinds, origin: Origin) -> Kinds:
-        """The parts as those of the parameter that is split."""
-        rows = []
-        for sibling in origin.siblings:
-            kinds = boxed(self._own.get(sibling, {})) if sibling in self._own else None
-            if not kinds:
-                raise SurgeryError(
-                    f"{origin.sources[0]} is split into {name} and {sibling}, which is not here",
-                    next=f"mend the rule under split: {PAGE}",
-                )
-            rows.append(shape(kinds)[0])
-        return below(own, sum(rows[: origin.index]), sum(rows))
-
-    def _as_large(self, name: str, own: Kinds, theirs: Kinds) -> Kinds:
-        """The parts, of a vocabulary with more rows here what the source has too."""
+    def _as_large(self, name: str, own: Kinds, theirs: Kinds) -> tuple[Kinds, Kinds]:
+        """The parts, of a vocabulary what both have: one of the two may have more rows."""
         mine, other = shape(own), shape(theirs)
-        if mine[1:] != other[1:] or mine[:1] <= other[:1] or not VOCABULARY.search(name):
-            return own
-        self.grown.append(f"{name} ({other[0]} of {mine[0]} rows)")
-        return {
-            kind: [less for part in parts if (less := first_rows(part, other[0]))]
-            for kind, parts in own.items()
-        }
+        if mine[1:] != other[1:] or mine == other or not VOCABULARY.search(name):
+            return own, theirs
+        if mine > other:
+            self.grown.append(f"{name} ({other[0]} of {mine[0]} rows)")
+            return first_rows(own, other[0]), theirs
+        self.cut.append(f"{name} ({mine[0]} of {other[0]} rows)")
+        return own, first_rows(theirs, mine[0])
+
+    def _ordered(
+        self, name: str, own: Kinds, theirs: Sequence[Kinds], origin: Origin
+    ) -> tuple[Kinds, Kinds]:
+        """The parts here and in the source as those of one parameter, whose rows both have in one
+        order."""
+        singles = [self._sibling(each, name, origin) for each in origin.siblings] or theirs
+        groups, sections = self._sections(name, origin, [shape(each)[0] for each in singles])
+        index = origin.index if origin.siblings else None
+        return in_one_order(own, theirs, Order(groups, sections, origin.to_pairs, index))
+
+    def _sibling(self, sibling: str, name: str, origin: Origin) -> Kinds:
+        kinds = boxed(self._own.get(sibling, {})) if sibling in self._own else None
+        if not kinds:
+            raise SurgeryError(
+                f"{origin.sources[0]} is split into {name} and {sibling}, which is not here",
+                next=f"mend the rule under split: {PAGE}",
+            )
+        return kinds
+
+    def _sections(
+        self, name: str, origin: Origin, rows: Sequence[int]
+    ) -> tuple[int, tuple[Section, ...]]:
+        """How many groups, and what each has of the parameters that have so many rows in all."""
+        groups = self._number(origin.groups, name)
+        heads = [self._number(size, name) for size in origin.heads] or [0] * len(rows)
+        fit = all(
+            count % groups == 0 and (not number or number % groups == count % (2 * number) == 0)
+            for count, number in zip(rows, heads, strict=True)
+        )
+        if not fit or (any(heads) and any(count // groups % 2 for count in rows)):
+            raise SurgeryError(
+                f"{name}: {' and '.join(map(str, rows))} rows are not those of {groups} groups and "
+                f"{' and '.join(map(str, heads))} heads",
+                next=f"mend sizes, or the rule for {name}: {PAGE}",
+            )
+        return groups, tuple(
+            Section(count // groups, count // number // 2 if number else 0)
+            for count, number in zip(rows, heads, strict=True)
+        )
+
+    def _number(self, size: Size, name: str) -> int:
+        """A size that a page says, or one of the model's by its name."""
+        if isinstance(size, int):
+            return size
+        if size in self._names.sizes:
+            return self._names.sizes[size]
+        if self._model is None:
+            raise SurgeryError(
+                f"{name}: how many {size} there are is said by neither of the two steps",
+                next=again("--names", "FILE", why=f"a page with `sizes: {{{size}: N}}`: {PAGE}"),
+            )
+        return self._model.heads if size == "heads" else self._model.groups
+
+    @cached_property
+    def _model(self) -> Model | None:
+        """What either of the steps says of its heads."""
+        for each in (self._donor, self._checkpoint):
+            able = HasHeads.optional(each)
+            with suppress(SurgeryError):
+                if able is not None and (found := able.attention()[0]):
+                    return found[0].model
+        return None
 
     def _filled(self, part: Part, theirs: Kinds) -> Change:
         name = part.parameter

@@ -201,9 +201,18 @@ def test_a_larger_vocabulary_keeps_its_new_rows(tmp_path: Path) -> None:
         rows = tensor.reshape(20, 8)
         assert same(rows[:12].flatten(), known["embed.weight"][state])
         assert same(rows[12:], fresh["embed.weight"][state].reshape(20, 8)[12:])
-    assert "has the sizes [12, 8] and [20, 8]" in refused(
-        saved(tmp_path / "small", Options(stage=1, model="words"), 1, 1), run
-    )
+
+
+def test_a_smaller_vocabulary_leaves_rows_behind_and_says_so(tmp_path: Path) -> None:
+    """Trainers pad it to a multiple of their ranks."""
+    source = saved(tmp_path / "source", Options(stage=2, model="more words"), 2)
+    run = saved(tmp_path / "run", Options(stage=1, model="words"), 1, 1)
+    known = converted(source)
+    assert "embed.weight (12 of 20 rows)" in refused(run, source, require_all=True)
+    made = transplanted(run, source)
+    assert any("left behind: embed.weight (12 of 20 rows)" in text for text in made.warnings)
+    for state, tensor in converted(run)["embed.weight"].items():
+        assert same(tensor.flatten(), known["embed.weight"][state].flatten()[: 12 * 8])
 
 
 # --- refused, or named ---------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from math import prod
 
 from ckptsurgeon.formats.fields.values import Box, Part
@@ -61,33 +61,15 @@ def shape(kinds: Kinds) -> tuple[int, ...]:
     return box.whole
 
 
-def below(kinds: Kinds, rows: int, all_rows: int) -> Kinds:
-    """The parts as those of a parameter of `all_rows`, whose first `rows` are another one's."""
-    return {kind: [_below(part, rows, all_rows) for part in parts] for kind, parts in kinds.items()}
+def first_rows(kinds: Kinds, rows: int) -> Kinds:
+    """What of the parts is in the first rows of their parameter, as if there were no others."""
+    return {
+        kind: [less for part in parts if (less := _first_rows(part, rows))]
+        for kind, parts in kinds.items()
+    }
 
 
-def _below(part: Part, rows: int, all_rows: int) -> Part:
-    box = part.box
-    assert box is not None
-    whole, offset = (all_rows, *box.whole[1:]), (box.offset[0] + rows, *box.offset[1:])
-    return part._replace(box=box._replace(whole=whole, offset=offset))
-
-
-def stacked(found: Sequence[Kinds]) -> Kinds:
-    """Several parameters as one, whose rows are theirs one after another; of what all of them have.
-    Their other sizes must be the same."""
-    rows = [shape(kinds)[0] for kinds in found]
-    out: Kinds = {}
-    for i, kinds in enumerate(found):
-        for kind, parts in below(kinds, sum(rows[:i]), sum(rows)).items():
-            if all(kind in each for each in found):
-                out.setdefault(kind, []).extend(parts)
-    return out
-
-
-def first_rows(part: Part, rows: int) -> Part | None:
-    """What of a part is in the first rows of its parameter, as if there were no others; None
-    without any."""
+def _first_rows(part: Part, rows: int) -> Part | None:
     box = part.box
     assert box is not None
     count = min(max(rows - box.offset[0], 0), box.size[0])
