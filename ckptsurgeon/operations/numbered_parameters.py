@@ -3,25 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import Part
+from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.formats.capabilities import NamesGroups
 from ckptsurgeon.formats.fields.values import NUMBER
+from ckptsurgeon.formats.tensors.blocks import Kinds, by_name
+from ckptsurgeon.hints import again
 from ckptsurgeon.operations.parameter_names import PAGE
+from ckptsurgeon.plans.edits import Key
 
 
-def named(parts: Sequence[Part], order: Sequence[str], where: str) -> list[Part]:
+def order_of(path: str) -> list[str]:
+    """The names in a file, one a line."""
+    try:
+        lines = Path(path).read_text("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}", next=f"--order FILE    {PAGE}") from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def order_in(checkpoint: Checkpoint) -> list[str]:
+    """The names of the parameters in the order of the param groups, where the step says it: what
+    the numbers of the same trainer's optimizer mean."""
+    able = NamesGroups.optional(checkpoint)
+    if able is None:
+        return []
+    try:
+        groups = {place.path: names for names, place in able.of_parameters("weight_decay")}
+    except SurgeryError:
+        return []
+    return list(dict.fromkeys(name for names in groups.values() for name in names))
+
+
+def with_names(checkpoint: Checkpoint, parts: list[Part], order: Sequence[str]) -> dict[str, Kinds]:
+    """The parts by name. Raises SurgeryError for moments whose parameters have no names: numbers
+    run over the groups of one optimizer, and in another one they are those of others."""
+    if order:
+        parts = _with_names(parts, order, checkpoint.path.name)
+    found = by_name(parts)
+    numbered = [name for name in found if name.startswith(NUMBER)]
+    if numbered:
+        raise SurgeryError(
+            f"{checkpoint.path.name} numbers the states of its optimizer, and does not say which "
+            f"parameter {numbered[0].removeprefix(NUMBER)} is",
+            next=again("--order", "FILE", why=f"their names, one a line: {PAGE}"),
+        )
+    return found
+
+
+def _with_names(parts: Sequence[Part], order: Sequence[str], where: str) -> list[Part]:
     """The parts, with the names that `order` has for numbers. Raises SurgeryError where a number
     has none, or another size than the weights of that name."""
     weights: dict[str, list[Part]] = {}
     for part in parts:
         if part.kind == "weights":
             weights.setdefault(part.parameter, []).append(part)
-    return [_named(part, order, weights, where) for part in parts]
+    return [_name(part, order, weights, where) for part in parts]
 
 
-def _named(
+def _name(
     part: Part, order: Sequence[str], weights: Mapping[str, Sequence[Part]], where: str
 ) -> Part:
     digits = part.parameter.removeprefix(NUMBER)
@@ -40,10 +83,20 @@ def _named(
     )
 
 
-def order_of(path: str) -> list[str]:
-    """The names in a file, one a line."""
-    try:
-        lines = Path(path).read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}", next=f"--order FILE    {PAGE}") from None
-    return [line.strip() for line in lines if line.strip()]
+def of_groups(
+    checkpoint: Checkpoint, key: str, order: Sequence[str]
+) -> dict[tuple[Path, tuple[Key, ...]], tuple[str, ...]]:
+    """The parameters of the group of each place of `key`, where the step names them, or numbers
+    them and `order` has their names."""
+    able = NamesGroups.optional(checkpoint)
+    with suppress(SurgeryError):
+        if able is not None:
+            return {(place.file, place.path): names for names, place in able.of_parameters(key)}
+    out = {}
+    for place in checkpoint.settings(key) if order else ():
+        numbers = checkpoint.value(place.file, checkpoint.beside(place, "params"))
+        if isinstance(numbers, (list, tuple)) and all(
+            isinstance(number, int) and number < len(order) for number in numbers
+        ):
+            out[place.file, place.path] = tuple(order[number] for number in numbers)
+    return out

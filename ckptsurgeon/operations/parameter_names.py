@@ -1,8 +1,8 @@
 """What the parameters of another run are called in this one: a page of rules, in YAML.
 
 A name may have `{i}` in it, a number, and `{i+2}` is that number and 2. A longer word, `{rest}`, is
-any text. The first rule that fits is taken. A page serves both directions: of its two sides, the
-one that more names of the source fit is the source's.
+any text. The first rule that fits is taken. A page serves both directions: its sides are taken as
+more names of the two runs fit.
 """
 
 from __future__ import annotations
@@ -64,24 +64,26 @@ class Names:
     pairs_to_halves: Mapping[str, Size] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
 
-    def origins(self, names: Collection[str]) -> dict[str, Origin]:
-        """Each parameter here that one of the source's `names` leads to. Raises SurgeryError where
-        two lead to one."""
-        if self._fitting(names) < (other := self._reversed())._fitting(names):
-            return other.origins(names)
-        out: dict[str, Origin] = {}
+    def origins(self, names: Collection[str], own: Collection[str]) -> dict[str, list[Origin]]:
+        """Each of the `own` names here that the source's `names` lead to, and the ways: a trainer
+        may save weights apart and moments fused, or the reverse."""
+        other = self._reversed()
+        if self._fitting(names) + other._fitting(own) < other._fitting(names) + self._fitting(own):
+            return other._origins(names, own)
+        return self._origins(names, own)
+
+    def _origins(self, names: Collection[str], own: Collection[str]) -> dict[str, list[Origin]]:
+        out: dict[str, list[Origin]] = {}
         for new, origin in self._all(names):
-            if new in out and out[new] != origin:
-                both = " and ".join(", ".join(each.sources) for each in (out[new], origin))
-                raise SurgeryError(
-                    f"both {both} would be {new} here",
-                    next=f"name each parameter once under rename, fuse and split: {PAGE}",
-                )
-            out[new] = origin
-        return {new: self._ordered(new, origin) for new, origin in out.items()}
+            if new not in own:
+                continue
+            known = out.setdefault(new, [])
+            if (ordered := self._ordered(new, origin)) not in known:
+                known.append(ordered)
+        return out
 
     def _fitting(self, names: Collection[str]) -> int:
-        """How many of the names some rule fits."""
+        """How many of the names a left side fits."""
         olds = [*self.rename, *self.split, *(old for olds in self.fuse.values() for old in olds)]
         return sum(any(_holes(old, name) is not None for old in olds) for name in names)
 
@@ -95,8 +97,9 @@ class Names:
 
     def _all(self, names: Collection[str]) -> Iterator[tuple[str, Origin]]:
         for name in names:
-            rules = (self._fused(name, names), self._split(name), self._renamed(name))
-            yield from next((found for found in rules if found), [(name, Origin((name,)))])
+            yield from self._renamed(name) or [(name, Origin((name,)))]
+            yield from self._fused(name, names)
+            yield from self._split(name)
 
     def _renamed(self, name: str) -> list[tuple[str, Origin]]:
         for old, new in self.rename.items():

@@ -144,7 +144,7 @@ class Transplant(Section):
                 f"not every parameter is in both runs: {warnings[0]}",
                 next="without --require-all they stay as they are, and the plan lists them",
             )
-        settings, sentences = numbers(run, checkpoint, donor, tensors.called)
+        settings, sentences = numbers(run, checkpoint, donor, tensors)
         changes += settings
         changes += _renamed(run, checkpoint, donor.state().step)
         if not checkpoint.locate("iteration") and not any(isinstance(c, NewStep) for c in changes):
@@ -225,6 +225,8 @@ def _unlike(run: Run, wanted: Promise, made: Promise) -> Iterator[str]:
             continue
         if name in made.not_understood:
             continue
+        if isinstance(old, tuple) and isinstance(new, tuple) and set(old) == set(new):
+            continue  # of param groups that are in another order
         how = run.format.advise(name, old)
         here = "is not kept here" if new is None else f"is {new} here"
         yield f"{name} is {old} in the source and {here}: {how}"

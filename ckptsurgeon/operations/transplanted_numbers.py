@@ -8,10 +8,13 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Checkpoint, Place, Setting
-from ckptsurgeon.formats.capabilities import CountsMore, NamesGroups
-from ckptsurgeon.hints import command
+from ckptsurgeon.formats.capabilities import CountsMore
+from ckptsurgeon.hints import again, command
+from ckptsurgeon.operations.numbered_parameters import of_groups
+from ckptsurgeon.operations.parameter_names import PAGE
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.section import Changes
+from ckptsurgeon.operations.transplanted_tensors import Tensors
 from ckptsurgeon.run.run import Run
 
 IN_GROUPS = ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum")
@@ -26,12 +29,9 @@ SETTINGS = (
 STATE = "scheduler"
 
 
-def numbers(
-    run: Run, checkpoint: Checkpoint, donor: Checkpoint, called: Mapping[str, str]
-) -> Changes:
-    """Each field that both keep becomes that of the source, wherever it is kept; `called` says what
-    a parameter here is called there. What one of the two keeps alone is left to who compares what
-    the next steps would use."""
+def numbers(run: Run, checkpoint: Checkpoint, donor: Checkpoint, tensors: Tensors) -> Changes:
+    """Each field that both keep becomes that of the source, wherever it is kept. What one of the
+    two keeps alone is left to who compares what the next steps would use."""
     made = PlaceChanges(run)
     warnings: list[str] = []
     steps = donor.state().step
@@ -53,7 +53,7 @@ def numbers(
     for field in IN_GROUPS:
         own, theirs = checkpoint.locate(field), donor.locate(field)
         if own and theirs:
-            for place, value in _grouped(checkpoint, donor, own, theirs, field, called):
+            for place, value in _grouped(checkpoint, donor, own, theirs, field, tensors):
                 made.put(field, place, _like(place.value, value))
     known = dict(reversed(_more(donor)))
     for name, place in _more(checkpoint):
@@ -153,23 +153,30 @@ def _grouped(
     own: Sequence[Place],
     theirs: Sequence[Place],
     field: str,
-    called: Mapping[str, str],
+    tensors: Tensors,
 ) -> Iterator[tuple[Place, Any]]:
     """Of each param group the value that the same parameters have in the source: by their names;
-    where these are not saved, by the number of the group. Raises SurgeryError where neither says
-    it."""
+    between runs of one trainer that saves no names, by the number of the group. Raises
+    SurgeryError where neither says it."""
     values = dict.fromkeys(_hashable(place.value) for place in theirs)
     if len(values) == 1:
         yield from ((place, theirs[0].value) for place in own)
         return
-    named, mine = _by_parameter(donor, field), _names(checkpoint, field)
+    mine = of_groups(checkpoint, field, tensors.order)
+    by_key = {_key(place): place.value for place in donor.settings(field)}
+    named = {
+        name: by_key[key]
+        for key, names in of_groups(donor, field, tensors.their_order).items()
+        for name in names
+        if key in by_key
+    }
     inside = {_key(place) for place in checkpoint.settings(field)}
     groups = {_group(donor, place): place.value for place in donor.settings(field)}
     by_path = {place.path: place.value for place in theirs}
     for place in own:
         names = mine.get(_key(place))
         number = _group(checkpoint, place) if _key(place) in inside else None
-        there = [called.get(name, name) for name in names or ()]
+        there = [tensors.called.get(name, name) for name in names or ()]
         found = [named[name] for name in there if name in named]
         if found and all(_hashable(value) == _hashable(found[0]) for value in found):
             yield place, found[0]
@@ -177,9 +184,9 @@ def _grouped(
             raise _unclear(field, number)
         elif names and named:  # parameters that the source has not
             continue
-        elif place.path in by_path:
+        elif tensors.alike and place.path in by_path:
             yield place, by_path[place.path]
-        elif number in groups:
+        elif tensors.alike and number in groups:
             yield place, groups[number]
         elif number is not None:
             raise _unclear(field, number)
@@ -189,33 +196,15 @@ def _unclear(field: str, number: int | None) -> SurgeryError:
     return SurgeryError(
         f"{field} differs between the param groups of the source, and which of them group {number} "
         "here is does not follow from the names of their parameters",
-        next="split the param groups of the new trainer as those of the source are",
+        next=(
+            "split the param groups of the new trainer as those of the source are",
+            again("--order", "FILE", why=f"the names of numbered parameters: {PAGE}"),
+        ),
     )
 
 
 def _key(place: Place) -> tuple[Any, ...]:
     return place.file, place.path
-
-
-def _names(checkpoint: Checkpoint, field: str) -> dict[tuple[Any, ...], tuple[str, ...]]:
-    """The parameters of the group of each place; empty where they are not saved."""
-    able = NamesGroups.optional(checkpoint)
-    if able is None:
-        return {}
-    try:
-        return {_key(place): names for names, place in able.of_parameters(field)}
-    except SurgeryError:
-        return {}
-
-
-def _by_parameter(donor: Checkpoint, field: str) -> dict[str, Any]:
-    able = NamesGroups.optional(donor)
-    if able is None:
-        return {}
-    try:
-        return {name: place.value for names, place in able.of_parameters(field) for name in names}
-    except SurgeryError:
-        return {}
 
 
 def _group(checkpoint: Checkpoint, place: Place) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -12,14 +12,12 @@ from itertools import pairwise
 from ckptsurgeon.errors import SurgeryError, first_few
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
-from ckptsurgeon.formats.capabilities import HasHeads, NamesGroups, SavesWeightsTwice
-from ckptsurgeon.formats.fields.values import NUMBER
+from ckptsurgeon.formats.capabilities import HasHeads, SavesWeightsTwice
 from ckptsurgeon.formats.heads.head_counts import Model
 from ckptsurgeon.formats.tensors.blocks import (
     Kinds,
     boxed,
     by_cut,
-    by_name,
     every,
     first_rows,
     shape,
@@ -33,7 +31,7 @@ from ckptsurgeon.operations.computed_changes import (
     refuse_other_states,
     refuse_second_copies,
 )
-from ckptsurgeon.operations.numbered_parameters import named
+from ckptsurgeon.operations.numbered_parameters import order_in, with_names
 from ckptsurgeon.operations.parameter_names import PAGE, Names, Origin, Size
 from ckptsurgeon.plans.edits import Change, Computed, relative
 from ckptsurgeon.plans.sources import Columns, Source, Woven
@@ -42,6 +40,10 @@ from ckptsurgeon.transaction.arithmetic import ITEM
 
 VOCABULARY = re.compile(r"embed|wte|vocab|lm_head|(^|\.)(output|head)\.weight$")
 """The name of a parameter with a row for each token."""
+
+
+HELD = frozenset(("weights", "master"))
+"""What the model is made of: of either, the other one can be made."""
 
 
 class Tensors:
@@ -60,19 +62,21 @@ class Tensors:
         order: Sequence[str],
     ) -> None:
         self._run, self._checkpoint, self._donor = run, checkpoint, donor
-        self._alike, self._names = alike, names
+        self.alike, self._names = alike, names
         for each in (checkpoint, donor):
             refuse_other_states(each, next="transplant between optimizers of the same states")
         own, theirs = _parts(checkpoint), _parts(donor)
         refuse_second_copies(run, checkpoint, own)
-        own_order = order or (_order(donor) if alike else [])
-        self._own = _named(checkpoint, own, own_order)
-        self._theirs = _named(donor, theirs, order or (_order(checkpoint) if alike else []))
-        self._origins = names.origins(self._theirs)
+        self.order = order or (order_in(donor) if alike else [])
+        """The names of the parameters that are numbered here, and in the source."""
+        self.their_order = order or (order_in(checkpoint) if alike else [])
+        self._own = with_names(checkpoint, own, self.order)
+        self._theirs = with_names(donor, theirs, self.their_order)
+        self._origins = names.origins(self._theirs, self._own)
         self.fresh = [name for name in self._own if name not in self._origins]
         """What stays as the new trainer made it."""
-        used = {source for name in self._own if name in self._origins
-                for source in self._origins[name].sources}  # fmt: skip
+        ways = [way for ways in self._origins.values() for way in ways]
+        used = {source for way in ways for source in way.sources}
         self.left = [name for name in self._theirs if name not in used]
         """What the new run has no place for."""
         self.grown: list[str] = []
@@ -85,11 +89,12 @@ class Tensors:
                 f"{next(iter(self._own), 'none')} here, {next(iter(self._theirs), 'none')} there",
                 next=again("--names", "FILE", why=f"a page with both names: {PAGE}"),
             )
+        self._refuse_lone_moments(used)
 
     @property
     def called(self) -> dict[str, str]:
         """What a parameter here is called in the source; of what is fused, the first."""
-        return {name: origin.sources[0] for name, origin in self._origins.items()}
+        return {name: ways[0].sources[0] for name, ways in self._origins.items()}
 
     @property
     def differing(self) -> bool:
@@ -111,15 +116,64 @@ class Tensors:
         """One for each stretch of a tensor that is filled."""
         out = []
         for name, kinds in self._own.items():
-            for own, theirs in self._pairs(name, kinds) if name in self._origins else ():
-                for part in every(own):
-                    out.append(self._filled(part, theirs))
+            for way, some in self._ways(name, kinds):
+                for own, theirs in self._pairs(name, some, way):
+                    out += [self._filled(part, theirs) for part in every(own)]
         return joined(out)
 
-    def _pairs(self, name: str, kinds: Kinds) -> list[tuple[Kinds, Kinds]]:
+    def _refuse_lone_moments(self, used: Collection[str]) -> None:
+        """Raise for moments under a name that no weights have, which might come without these. They
+        come with them by a rule, and between runs of one trainer that fills all it has."""
+        held = [name for name, kinds in self._own.items() if kinds.keys() & HELD]
+        whose = {source for name in held for way in self._origins.get(name, ())
+                 for source in way.sources}  # fmt: skip
+        lone = {
+            name: self._checkpoint
+            for name in self._own.keys() - set(held)
+            if not any(whose.issuperset(way.sources) for way in self._origins.get(name, ()))
+            and (self.fresh or not self.alike)
+        }
+        for name in self.left:
+            if not self._theirs[name].keys() & HELD:
+                lone[name] = self._donor
+        for name, checkpoint in lone.items():
+            raise SurgeryError(
+                f"{checkpoint.path.name} has moments of {name} and no weights by that name",
+                next=again("--names", "FILE", why=f"a page that says what it is made of: {PAGE}"),
+            )
+
+    def _ways(self, name: str, kinds: Kinds) -> list[tuple[Origin, Kinds]]:
+        """From where the parts of each kind come. Raises SurgeryError for a kind that the source
+        has nowhere, and for one that it has in two places."""
+        origins = self._origins.get(name, [])
+        out: list[tuple[Origin, Kinds]] = [(way, {}) for way in origins]
+        for kind, parts in kinds.items() if origins else ():
+            for kinds_of in ({kind}, HELD if kind in HELD else {kind}):
+                found = [i for i, way in enumerate(origins) if self._has(way, kinds_of)]
+                if found:
+                    break
+            else:
+                raise SurgeryError(
+                    f"{name} has {kind} in {parts[0].place.file.name}, and the source has none of "
+                    "it",
+                    next="transplant from a step that was saved with its optimizer",
+                )
+            if len(found) > 1:
+                both = " and ".join(", ".join(origins[i].sources) for i in found)
+                raise SurgeryError(
+                    f"both {both} would be {name} here",
+                    next=f"name each parameter once under rename, fuse and split: {PAGE}",
+                )
+            out[found[0]][1][kind] = parts
+        return [(way, some) for way, some in out if some]
+
+    def _has(self, way: Origin, kinds: Collection[str]) -> bool:
+        """Whether each source has one of the kinds."""
+        return all(not self._theirs[each].keys().isdisjoint(kinds) for each in way.sources)
+
+    def _pairs(self, name: str, kinds: Kinds, origin: Origin) -> list[tuple[Kinds, Kinds]]:
         """The parts here and in the source that have a box each: of the whole parameter; where it
         is not said which block of that a rank has, rank by rank, if both cut it alike."""
-        origin = self._origins[name]
         own, found = boxed(kinds), [boxed(self._theirs[source]) for source in origin.sources]
         if own and all(found):
             theirs = [each for each in found if each]
@@ -129,7 +183,7 @@ class Tensors:
         other = self._theirs[origin.sources[0]]
         mine, others = by_cut(kinds), by_cut(other)
         sizes = [{cut: totals(parts) for cut, parts in each.items()} for each in (mine, others)]
-        if self._alike and sizes[0] == sizes[1] and len(origin.sources) == 1:
+        if self.alike and sizes[0] == sizes[1] and len(origin.sources) == 1:
             return [(boxed(mine[cut]) or {}, boxed(others[cut]) or {}) for cut in mine]
         place = next(every(kinds)).place
         raise SurgeryError(
@@ -214,11 +268,6 @@ class Tensors:
     def _filled(self, part: Part, theirs: Kinds) -> Change:
         name = part.parameter
         kind = _origin(part, theirs)
-        if not kind:
-            raise SurgeryError(
-                f"{name} has {part.kind} in {part.place.file.name}, and the source has none of it",
-                next="transplant from a step that was saved with its optimizer",
-            )
         for each in theirs[kind]:
             if each.place.value.dtype not in ITEM:
                 raise SurgeryError(
@@ -264,50 +313,15 @@ def _parts(checkpoint: Checkpoint) -> list[Part]:
     return checkpoint.parts() if able is None else able.all_parts()
 
 
-def _order(checkpoint: Checkpoint) -> list[str]:
-    """The names of the parameters in the order of the param groups, where the step says it: what
-    the numbers of the same trainer's optimizer mean."""
-    able = NamesGroups.optional(checkpoint)
-    if able is None:
-        return []
-    try:
-        groups = {place.path: names for names, place in able.of_parameters("weight_decay")}
-    except SurgeryError:
-        return []
-    return list(dict.fromkeys(name for names in groups.values() for name in names))
-
-
-def _named(checkpoint: Checkpoint, parts: list[Part], order: Sequence[str]) -> dict[str, Kinds]:
-    """The parts by name. Raises SurgeryError for moments whose parameters have no names: numbers
-    run over the groups of one optimizer, and in another one they are those of others."""
-    if order:
-        parts = named(parts, order, checkpoint.path.name)
-    found = by_name(parts)
-    numbered = [name for name in found if name.startswith(NUMBER)]
-    if numbered:
-        raise SurgeryError(
-            f"{checkpoint.path.name} numbers the states of its optimizer, and does not say which "
-            f"parameter {numbered[0].removeprefix(NUMBER)} is",
-            next=again("--order", "FILE", why=f"their names, one a line: {PAGE}"),
-        )
-    alone = [name for name, kinds in found.items() if not kinds.keys() & {"weights", "master"}]
-    if alone:
-        raise SurgeryError(
-            f"{checkpoint.path.name} has moments of {alone[0]} and no weights of it that can be "
-            "edited",
-            next=command("show", why="what the step keeps, and where"),
-        )
-    return found
-
-
 def _origin(part: Part, theirs: Kinds) -> str:
-    """Which kind of the source it comes from; "" where that has none."""
+    """Which kind of the source it comes from: a weight of another type is rounded from the
+    master."""
     kind, saved = part.kind, theirs.get("weights", ())
-    if kind not in ("weights", "master"):
-        return kind if kind in theirs else ""
+    if kind not in HELD:
+        return kind
     if kind == "weights" and any(p.place.value.dtype == part.place.value.dtype for p in saved):
         return "weights"
-    return "master" if "master" in theirs else "weights" if saved else ""
+    return "master" if "master" in theirs else "weights"
 
 
 def joined(changes: Iterable[Change]) -> list[Change]:

@@ -1,0 +1,233 @@
+"""One small Llama, trained by transformers' Trainer or by torchtitan's own parts, on one CPU.
+
+`python -m tests.support.llamas LIBRARY RUN STOP` trains on to step STOP from where the library
+resumes, and prints the losses as JSON. Both see the same tokens at the same step, so that the
+losses of one say whether the other's state is its own. What is not the libraries' is the loop of
+torchtitan, whose trainer wants a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, TOKENS = 32, 2, 4, 2, 48, 64
+BATCH, LENGTH, RATE, THETA = 4, 16, 5e-3, 10000.0
+BARE = ("bias", "norm")
+"""What in the name of a parameter says that it does not decay."""
+
+
+def tokens(step: int) -> torch.Tensor:
+    """Of the batch of the update that makes `step`: each token follows from the one before it."""
+    maker = torch.Generator().manual_seed(step)
+    rows = [torch.randint(TOKENS, (BATCH,), generator=maker)]
+    while len(rows) < LENGTH:
+        rows.append((5 * rows[-1] + 3) % TOKENS)
+    return torch.stack(rows, dim=1)
+
+
+# --- transformers --------------------------------------------------------------------------------
+
+
+def hugging_face(root: Path, stop: int, *, seed: int = 0) -> dict[int, float]:
+    """To step `stop`, from where the Trainer resumes, saving every step; the loss of each."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    torch.manual_seed(seed)
+    data = [{"input_ids": row, "labels": row} for step in range(1, 41) for row in tokens(step)]
+    arguments = TrainingArguments(
+        str(root), max_steps=stop, per_device_train_batch_size=BATCH, learning_rate=RATE,
+        weight_decay=0.1, lr_scheduler_type="constant", logging_steps=1, save_steps=1,
+        max_grad_norm=0.0, use_cpu=True, report_to=[], disable_tqdm=True, seed=seed,
+        train_sampling_strategy="sequential",
+    )  # fmt: skip
+    seen: dict[int, float] = {}
+
+    class Losses(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if "loss" in logs:
+                seen[state.global_step] = float(logs["loss"])
+
+    trainer = Trainer(llama(), arguments, train_dataset=data, callbacks=[Losses()])
+    trainer.train(resume_from_checkpoint=any(root.glob("checkpoint-*")))
+    if not (root / "order.txt").exists():
+        named = {id(p): name for name, p in trainer.model.named_parameters()}
+        order = [named[id(p)] for g in trainer.optimizer.param_groups for p in g["params"]]
+        (root / "order.txt").write_text("\n".join(order))
+    return seen
+
+
+def llama() -> Any:
+    """transformers' own."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=TOKENS, hidden_size=HIDDEN, num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, intermediate_size=INNER,
+            rope_theta=THETA, rms_norm_eps=1e-5, tie_word_embeddings=False,
+            max_position_embeddings=64, attn_implementation="eager",
+        )
+    )  # fmt: skip
+
+
+# --- torchtitan ----------------------------------------------------------------------------------
+
+
+class Titan:
+    """torchtitan's model, containers and checkpoint manager; the loop and the two keys of the train
+    state are as in its trainer."""
+
+    def __init__(self, root: Path, *, fused: bool, seed: int = 0) -> None:
+        from torchtitan.components.checkpointer import CheckpointManager
+        from torchtitan.components.optimizer import LRSchedulersContainer
+        from torchtitan.components.optimizer.optimizer import OptimizersContainer, ParamGroupConfig
+
+        torch.manual_seed(seed)
+        self.config = titan_config(fused)
+        self.model = self.config.build()
+        self.model.init_states()
+        adam = {"lr": RATE, "betas": (0.9, 0.999), "eps": 1e-8}
+        groups = [
+            ParamGroupConfig(pattern=pattern, optimizer_name="AdamW",
+                             optimizer_kwargs={**adam, "weight_decay": decay})
+            for pattern, decay in ((r"norm", 0.0), (r".*", 0.1))
+        ]  # fmt: skip
+        container = OptimizersContainer.Config(param_groups=groups, implementation="for-loop")
+        self.optimizers = container.build(model_parts=[self.model])
+        schedule = LRSchedulersContainer.Config(warmup_steps=0, decay_ratio=0.0)
+        self.schedulers = schedule.build(optimizers=self.optimizers, training_steps=40)
+        self.step = 0
+        self.manager = CheckpointManager.Config(
+            enable=True, interval=1, folder=root.name, keep_latest_k=0
+        ).build(
+            dataloader=None, model_parts=[self.model], optimizers=self.optimizers,
+            lr_schedulers=self.schedulers, states={"train_state": self}, sd_adapter=None,
+            base_folder=str(root.parent),
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "ntokens_seen": self.step * BATCH * LENGTH}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+
+    def train(self, stop: int) -> dict[int, float]:
+        seen = {}
+        while self.step < stop:
+            self.step += 1
+            words = tokens(self.step)
+            out = self.model(words)
+            loss = torch.nn.functional.cross_entropy(
+                out[:, :-1].flatten(0, 1).float(), words[:, 1:].flatten()
+            )
+            seen[self.step] = float(loss)
+            self.optimizers.zero_grad()
+            loss.backward()
+            self.optimizers.step()
+            self.schedulers.step()
+            self.manager.save(self.step, last_step=False)
+        return seen
+
+
+def titan_config(fused: bool) -> Any:
+    """torchtitan's own Llama, with causal attention that needs no GPU."""
+    from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+    from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+    from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
+
+    normal = {"weight": torch.nn.init.normal_}
+    norm = RMSNorm.Config(normalized_shape=HIDDEN, param_init={"weight": torch.nn.init.ones_})
+    layers = [
+        Llama3TransformerBlock.Config(
+            attention_norm=norm, ffn_norm=norm,
+            attention=make_gqa_config(
+                dim=HIDDEN, n_heads=HEADS, n_kv_heads=KV_HEADS, wqkv_param_init=normal,
+                wo_param_init=normal, inner_attention=ScaledDotProductAttention.Config(),
+                fuse_qkv=fused,
+                rope=ComplexRoPE.Config(dim=HIDDEN // HEADS, max_seq_len=64, theta=THETA),
+            ),
+            feed_forward=make_ffn_config(
+                dim=HIDDEN, hidden_dim=INNER, w1_param_init=normal, w2w3_param_init=normal
+            ),
+        )
+        for _ in range(LAYERS)
+    ]  # fmt: skip
+    return Llama3Model.Config(
+        dim=HIDDEN, vocab_size=TOKENS, layers=layers, norm=norm,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=TOKENS, embedding_dim=HIDDEN, param_init=normal
+        ),
+        lm_head=Linear.Config(in_features=HIDDEN, out_features=TOKENS, param_init=normal),
+    )  # fmt: skip
+
+
+def held(titan: Titan) -> dict[str, dict[str, torch.Tensor]]:
+    """What the live parts of torchtitan have, by the names of the live parameters."""
+    named = dict(titan.model.named_parameters())
+    states = {p: state for each in titan.optimizers for p, state in each.state.items()}
+    kinds = ("exp_avg", "exp_avg_sq")
+    return {
+        "weights": {name: p.detach() for name, p in named.items()},
+        **{kind: {name: states[p][kind] for name, p in named.items()} for kind in kinds},
+    }
+
+
+def converted(step: Path, fused: bool) -> dict[str, dict[str, torch.Tensor]]:
+    """The weights of a Trainer's step by torchtitan's own converter and loader, and each moment as
+    if it were the weights."""
+    from safetensors.torch import load_file
+    from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
+
+    order = (step.parent / "order.txt").read_text().split("\n")
+    states = torch.load(step / "optimizer.pt")["state"]
+    adapter = Llama3StateDictAdapter(titan_config(fused), None)
+    out = {}
+    for kind in ("weights", "exp_avg", "exp_avg_sq"):
+        tensors = {order[i]: state[kind] for i, state in states.items() if kind in state}
+        model = titan_config(fused).build()
+        model.load_state_dict(adapter.from_hf(tensors or load_file(step / "model.safetensors")))
+        out[kind] = {name: p.detach() for name, p in model.named_parameters()}
+    return out
+
+
+def without_experts() -> None:
+    """torchtitan imports the Triton kernels of its experts with every model; none of them is run
+    here."""
+    import sys
+    from unittest.mock import MagicMock
+
+    sys.modules["torchtitan.distributed.minimal_async_ep"] = MagicMock()
+
+
+def main() -> None:
+    words = argparse.ArgumentParser()
+    words.add_argument("library", choices=["hugging_face", "titan", "fused-titan"])
+    words.add_argument("root", type=Path)
+    words.add_argument("stop", type=int)
+    words.add_argument("--seed", type=int, default=0)
+    words.add_argument("--like", type=Path, help="a step of the Trainer that the newest must equal")
+    given = words.parse_args()
+    if given.library == "hugging_face":
+        print(json.dumps(hugging_face(given.root, given.stop, seed=given.seed)))
+        return
+    without_experts()
+    titan = Titan(given.root, fused=given.library == "fused-titan", seed=given.seed)
+    titan.manager.load()
+    if given.like is not None:
+        mine, wanted = held(titan), converted(given.like, given.library == "fused-titan")
+        assert mine.keys() == wanted.keys()
+        for kind, tensors in wanted.items():
+            assert mine[kind].keys() == tensors.keys()
+            for name, tensor in tensors.items():
+                assert torch.equal(mine[kind][name], tensor), (kind, name)
+    print(json.dumps(titan.train(given.stop)))
+
+
+if __name__ == "__main__":
+    main()
