@@ -4,15 +4,19 @@ tensor and pipeline ranks, its first line as promised and its next losses to fiv
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.launch.relaunch import compare
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.surgery.export import export
 from tests.support.in_process import one_rank
 from tests.support.many_ranks import Ran, run_all, train_one
 from tests.support.snapshot import snapshot
@@ -45,19 +49,12 @@ MOVES = (
     ("stages", "one"),
     ("stages", "tensor"),
 )
-OF_STAGES = """\
+STAGES = """\
 rename:
   tied_modules.embed.word_embeddings.weight: word_embeddings.weight
   1.weight: position_embeddings.weight
   4.{rest}: final_layernorm.{rest}     # num_layers + 2
   "{i+2}.{rest}": layers.{i}.{rest}
-"""
-TO_STAGES = """\
-rename:
-  word_embeddings.weight: tied_modules.embed.word_embeddings.weight
-  position_embeddings.weight: 1.weight
-  final_layernorm.{rest}: 4.{rest}
-  layers.{i}.{rest}: "{i+2}.{rest}"
 """
 
 
@@ -108,7 +105,7 @@ def transplanted(made: Trained, source: str, template: str) -> Plan:
     section = {"source": str(made.root(source)), "step": STEP}
     if "stages" in (source, template):
         page = made.folder / f"{source}-{template}.yaml"
-        page.write_text(OF_STAGES if source == "stages" else TO_STAGES)
+        page.write_text(STAGES)
         section["names"] = str(page)
     planned = plan(Run.open(root), from_data({"transplant": section}))
     surgery.apply(Run.open(root), planned)
@@ -163,3 +160,57 @@ def test_names_that_do_not_meet_are_said(trained: Trained, tmp_path: Path) -> No
         page.write_text(f"rename:\n  {rules}\n")
         with pytest.raises((SurgeryError, UsageError), match=reason):
             plan(Run.open(root), from_data({"transplant": section}))
+
+
+@pytest.fixture
+def gated(trained: Trained, tmp_path: Path) -> Callable[[str], Path]:
+    """Copies of steps of two tensor ranks whose arguments say that the model has SwiGLU."""
+
+    def of(name: str) -> Path:
+        root = Path(shutil.copytree(trained.root(name), tmp_path / name))
+        for file in root.glob("global_step*/mp_rank_*_model_states.pt"):
+            content = torch.load(file, weights_only=False)
+            content["args"].swiglu = True
+            torch.save(content, file)
+        return root
+
+    return of
+
+
+def model(root: Path, rank: int) -> dict[str, torch.Tensor]:
+    """The weights of one tensor rank."""
+    file = root / f"global_step{STEP}/mp_rank_0{rank}_model_states.pt"
+    return dict(torch.load(file, weights_only=False)["module"])
+
+
+def test_gates_of_other_tensor_ranks_are_refused(
+    gated: Callable[[str], Path], trained: Trained, tmp_path: Path
+) -> None:
+    """Each rank has rows of the gate and rows beside it: no block of the parameter."""
+    one = Path(shutil.copytree(trained.root("fresh one"), tmp_path / "one"))
+    section = {"source": str(gated("tensor")), "step": STEP}
+    with pytest.raises(SurgeryError, match=r"dense_h_to_4h.*which block of it each rank has"):
+        plan(Run.open(one), from_data({"transplant": section}))
+    alike = gated("fresh tensor")
+    surgery.apply(Run.open(alike), plan(Run.open(alike), from_data({"transplant": section})))
+    for rank in (0, 1):
+        mine, its = (
+            torch.load(
+                root / f"global_step{STEP}/mp_rank_0{rank}_model_states.pt", weights_only=False
+            )
+            for root in (alike, Path(section["source"]))
+        )
+        assert all(torch.equal(mine["module"][name], its["module"][name]) for name in its["module"])
+
+
+def test_an_export_has_the_gates_of_all_ranks_first(
+    gated: Callable[[str], Path], tmp_path: Path
+) -> None:
+    root = gated("tensor")
+    export(Run.open(root), STEP, tmp_path / "out")
+    ranks = [model(root, rank) for rank in (0, 1)]
+    name = next(name for name in ranks[0] if name.endswith("dense_h_to_4h.weight"))
+    halves = [rank[name].chunk(2) for rank in ranks]
+    wanted = torch.cat([half[i] for i in (0, 1) for half in halves])
+    (file,) = (tmp_path / "out").glob("*.safetensors")
+    assert torch.equal(load_file(file)[name], wanted)

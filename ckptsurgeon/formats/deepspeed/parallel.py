@@ -25,7 +25,15 @@ ROWS = re.compile(
 )
 """Cut along axis 0: Megatron's vocabulary- and column-parallel parameters."""
 COLUMNS = re.compile(r"(\.|^)(dense|dense_4h_to_h)\.weight$")
-"""Cut along axis 1: its row-parallel ones. Their biases, and all else, are whole on each rank."""
+"""Cut along axis 1: its row-parallel ones."""
+WHOLE = re.compile(
+    r"norm|(\.|^)ln_|_embeddings\.weight$|(\.|^)(dense|dense_4h_to_h)\.bias$|(\.|^)gate\.wg\."
+    r"|^(\d+\.)?(weight|bias)$"
+)
+"""Whole on each rank: norms, positions, biases of row-parallel ones, routers; a layer of a pipeline
+that is one module alone."""
+GATED = re.compile(r"(\.|^)dense_h_to_4h\.(weight|bias)$")
+"""Under SwiGLU the rows of the gate and those beside it, of which each rank has both."""
 MAX_LAYERS = 4096
 """Of a model; a list of file names is made of it."""
 
@@ -71,12 +79,30 @@ def axis(name: str) -> int | None:
     return 0 if ROWS.search(name) else 1 if COLUMNS.search(name) else None
 
 
-def box(name: str, size: tuple[int, ...], rank: int, ranks: int) -> Box | None:
-    """What one of several tensor ranks has of a parameter, by the size that it has there."""
-    cut = axis(name) if ranks > 1 else None
+@dataclass(frozen=True)
+class TensorRank:
+    """One of so many, and whether the model is `gated`, as by SwiGLU."""
+
+    number: int
+    ranks: int
+    gated: bool = False
+
+
+def is_gated(tree: Mapping[str, Any]) -> bool:
+    """By Megatron's arguments."""
+    return bool(_argument(tree, "swiglu"))
+
+
+def box(name: str, size: tuple[int, ...], tensor: TensorRank) -> Box | None:
+    """What a tensor rank has of a parameter, by the size that it has there; None for names that are
+    not Megatron's, and for rows that are no block of the parameter."""
+    rank, ranks = tensor.number, tensor.ranks
+    if ranks == 1:
+        return Box.all(size)
+    cut = axis(name)
     if cut is None:
-        return Box.all(size, replica=ranks > 1)
-    if len(size) <= cut:
+        return Box.all(size, replica=True) if WHOLE.search(name) else None
+    if len(size) <= cut or (tensor.gated and GATED.search(name)):
         return None
     whole, offset = [*size], [0] * len(size)
     whole[cut], offset[cut] = size[cut] * ranks, size[cut] * rank

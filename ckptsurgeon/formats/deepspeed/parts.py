@@ -16,7 +16,15 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.deepspeed import fragments
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
-from ckptsurgeon.formats.deepspeed.parallel import EXPERT, LAYER, box, model_rank, sizes
+from ckptsurgeon.formats.deepspeed.parallel import (
+    EXPERT,
+    LAYER,
+    TensorRank,
+    box,
+    is_gated,
+    model_rank,
+    sizes,
+)
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.fields.values import MOMENTS, NUMBER, Box, Part, Place
 from ckptsurgeon.formats.places import optimizer_state
@@ -146,24 +154,28 @@ def _tensor_ranks(checkpoint: DeepSpeedShards) -> int:
     return known or 1 + max(model_rank(path.name) for path in checkpoint.models())
 
 
+def _gated(checkpoint: DeepSpeedShards) -> bool:
+    return any(map(is_gated, checkpoint.models().values()))
+
+
 def saved_weights(checkpoint: DeepSpeedShards, experts: bool) -> Iterator[Part]:
     """In the layer files of a pipeline, else in the model files; a cut is a tensor rank. Those of
     experts are named as all ranks count them."""
-    tensor = _tensor_ranks(checkpoint)
+    tensor, gated = _tensor_ranks(checkpoint), _gated(checkpoint)
     layers = [path for path in sorted(checkpoint.folder.iterdir()) if LAYER.fullmatch(path.name)]
     checkpoint.read(layers)
     for path in layers:
         match = LAYER.fullmatch(path.name)
         if match is not None:
-            prefix, cut = f"{int(match[1])}.", int(match[2] or 0)
-            yield from _tensors(path, (), checkpoint.trees[path], prefix, (cut, tensor))
+            prefix, rank = f"{int(match[1])}.", TensorRank(int(match[2] or 0), tensor, gated)
+            yield from _tensors(path, (), checkpoint.trees[path], prefix, rank)
     for path, tree in checkpoint.models().items() if not layers else ():
-        rank = (model_rank(path.name) % tensor, tensor)
+        rank = TensorRank(model_rank(path.name) % tensor, tensor, gated)
         yield from _tensors(path, ("module",), tree.get("module") or {}, "", rank)
     files = _expert_files(checkpoint) if experts else []
     checkpoint.read(files)
     for path in files:
-        rank = (model_rank(path.name) % tensor, tensor)
+        rank = TensorRank(model_rank(path.name) % tensor, tensor, gated)
         yield from _tensors(path, (), checkpoint.trees[path], "", rank)
 
 
@@ -172,19 +184,19 @@ def _tensors(
     inside: tuple[Key, ...],
     found: Mapping[Any, Any],
     prefix: str,
-    rank: tuple[int, int],
+    rank: TensorRank,
 ) -> Iterator[Part]:
-    """Of the dict at `inside` in one file, which is of a tensor rank of so many."""
+    """Of the dict at `inside` in one file, which is of a tensor rank."""
     for name, value in found.items():
         if isinstance(value, Tensor):
             place = Place(file, (*inside, name), value)
-            block = box(str(name), value.size, *rank)
-            yield Part.whole(f"{prefix}{name}", str(rank[0]), "weights", place, block)
+            block = box(str(name), value.size, rank)
+            yield Part.whole(f"{prefix}{name}", str(rank.number), "weights", place, block)
 
 
 def partitioned(checkpoint: DeepSpeedShards, strict: bool) -> Iterator[Part]:
     """Masters and moments in the partitions of ZeRO, data rank after data rank."""
-    tensor = _tensor_ranks(checkpoint)
+    tensor, gated = _tensor_ranks(checkpoint), _gated(checkpoint)
     experts = _experts(checkpoint)
     before: dict[tuple[str, str, str], int] = {}
     padded = checkpoint.stage() == 3
@@ -207,7 +219,8 @@ def partitioned(checkpoint: DeepSpeedShards, strict: bool) -> Iterator[Part]:
                 where = f"{cut} of stage {stage}" if stage and name.startswith(TIED) else str(cut)
                 first = before.get((name, where, kind), 0)
                 before[name, where, kind] = first + end - start
-                block = box(local, shapes[local], cut, tensor) if local in shapes else None
+                rank = TensorRank(cut, tensor, gated)
+                block = box(local, shapes[local], rank) if local in shapes else None
                 if padded and block is not None:  # the last rank has more than is left
                     end = min(end, start + block.numel - first)
                 if start < end:

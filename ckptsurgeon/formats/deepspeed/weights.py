@@ -13,7 +13,7 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.formats.deepspeed import parts
-from ckptsurgeon.formats.deepspeed.parallel import LAYER, axis
+from ckptsurgeon.formats.deepspeed.parallel import GATED, LAYER, axis, is_gated
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.fields.values import Part, Weight
 
@@ -24,6 +24,7 @@ def weights(checkpoint: DeepSpeedShards) -> Iterator[Weight]:
     if checkpoint.stage() == 3:
         yield from _partitioned(checkpoint)
         return
+    gated = any(map(is_gated, checkpoint.models().values()))
     ranks: dict[str, list[Part]] = {}
     for part in parts.saved_weights(checkpoint, experts=True):
         # Those of a universal copy beside them are the same once more.
@@ -32,7 +33,8 @@ def weights(checkpoint: DeepSpeedShards) -> Iterator[Weight]:
     for name, found in ranks.items():
         found.sort(key=lambda part: int(part.cut))
         cut = axis(name)
-        yield _weight(checkpoint, name, found[:1] if cut is None else found, cut or 0)
+        blocks = 2 if gated and GATED.search(name) else 1
+        yield _weight(checkpoint, name, found[:1] if cut is None else found, cut or 0, blocks)
 
 
 def _exported(part: Part) -> str:
@@ -41,7 +43,10 @@ def _exported(part: Part) -> str:
     return f"{layer[1]}.{part.place.path[-1]}" if layer else part.parameter
 
 
-def _weight(checkpoint: DeepSpeedShards, name: str, found: Sequence[Part], axis: int) -> Weight:
+def _weight(
+    checkpoint: DeepSpeedShards, name: str, found: Sequence[Part], axis: int, blocks: int
+) -> Weight:
+    """Joined along `axis`; along the first one, each of so many blocks of the ranks' rows."""
     tensors = [part.place.value for part in found]
     shape = list(tensors[0].size)
     if len(found) > 1:
@@ -57,7 +62,7 @@ def _weight(checkpoint: DeepSpeedShards, name: str, found: Sequence[Part], axis:
             next="join them with the converter of the trainer",
         )
     spans: list[tuple[Path, int, int]] = []
-    outer = math.prod(shape[:axis])
+    outer = math.prod(shape[:axis]) * blocks
     wholes = [checkpoint.span(part.place, 0, part.place.value.numel) for part in found]
     for row in range(outer):
         for file, start, end in wholes:
