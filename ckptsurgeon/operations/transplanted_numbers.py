@@ -9,7 +9,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Checkpoint, Place, Setting
 from ckptsurgeon.formats.capabilities import CountsMore
-from ckptsurgeon.hints import again, command
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.numbered_parameters import of_groups
 from ckptsurgeon.operations.parameter_names import PAGE
 from ckptsurgeon.operations.place_changes import PlaceChanges
@@ -41,7 +41,16 @@ def numbers(run: Run, checkpoint: Checkpoint, donor: Checkpoint, tensors: Tensor
         if field == "iteration":
             value = steps
         if own and value is None and field in COUNTERS and not theirs:
-            warnings.append(f"{field} stays {next(iter(own)).value}: the source keeps none of it")
+            warnings.append(
+                f"{field} stays {next(iter(own)).value}, as the new trainer counted it: the source "
+                "keeps none of it"
+            )
+        if field == "position" and own:
+            value, sentences = _position(checkpoint, donor, value)
+            warnings += sentences
+        if field in LENGTHS and own and theirs and not _counts_alike(checkpoint, donor):
+            warnings.append(f"{field} stays {own[0].value}: the source counts it in another unit")
+            continue
         if value is None:
             continue
         if field in COUNTERS and field != "iteration" and own:
@@ -66,6 +75,36 @@ def numbers(run: Run, checkpoint: Checkpoint, donor: Checkpoint, tensors: Tensor
                 f"numbers there, and this step {_length(place.value)}"
             )
     return list(made.changes.values()), list(dict.fromkeys(warnings))
+
+
+LENGTHS = ("warmup", "decay")
+"""Of a schedule, counted as its position is."""
+
+
+def _of_samples(checkpoint: Checkpoint) -> bool | None:
+    """Whether the schedule counts samples, and not updates; None where it keeps no position."""
+    positions = checkpoint.locate("position")
+    if not positions or not isinstance(positions[0].value, (int, float)):
+        return None
+    return bool(positions[0].value > checkpoint.state().step)
+
+
+def _counts_alike(checkpoint: Checkpoint, donor: Checkpoint) -> bool:
+    return _of_samples(checkpoint) == _of_samples(donor)
+
+
+def _position(checkpoint: Checkpoint, donor: Checkpoint, theirs: Any) -> tuple[Any, list[str]]:
+    """Where the schedule stands, counted as it counts: as often as the source made updates, by the
+    new trainer's batch, where the source counts in another unit or not at all."""
+    samples = _of_samples(checkpoint)
+    if samples is None or samples == _of_samples(donor):
+        return theirs, []
+    steps, own = donor.state().step, checkpoint.state().step
+    now = checkpoint.locate("position")[0].value
+    value = steps * now // own if samples and own else steps
+    unit = "samples, by the batch of the new trainer" if samples else "updates"
+    why = "counts no position" if theirs is None else f"is at {theirs} in another unit"
+    return value, [f"position is {value} {unit}: the source {why}"]
 
 
 UPDATES = ("global_steps", "num_updates", "lr_scheduler.last_epoch")
@@ -156,8 +195,8 @@ def _grouped(
     tensors: Tensors,
 ) -> Iterator[tuple[Place, Any]]:
     """Of each param group the value that the same parameters have in the source: by their names;
-    between runs of one trainer that saves no names, by the number of the group. Raises
-    SurgeryError where neither says it."""
+    between runs of one trainer that saves no names, by the number of the group. Where neither says
+    it, groups that have the same values in both keep them, and others raise SurgeryError."""
     values = dict.fromkeys(_hashable(place.value) for place in theirs)
     if len(values) == 1:
         yield from ((place, theirs[0].value) for place in own)
@@ -173,6 +212,7 @@ def _grouped(
     inside = {_key(place) for place in checkpoint.settings(field)}
     groups = {_group(donor, place): place.value for place in donor.settings(field)}
     by_path = {place.path: place.value for place in theirs}
+    same = {_hashable(place.value) for place in own} == set(values)
     for place in own:
         names = mine.get(_key(place))
         number = _group(checkpoint, place) if _key(place) in inside else None
@@ -188,7 +228,7 @@ def _grouped(
             yield place, by_path[place.path]
         elif tensors.alike and number in groups:
             yield place, groups[number]
-        elif number is not None:
+        elif number is not None and not same:
             raise _unclear(field, number)
 
 
@@ -196,10 +236,7 @@ def _unclear(field: str, number: int | None) -> SurgeryError:
     return SurgeryError(
         f"{field} differs between the param groups of the source, and which of them group {number} "
         "here is does not follow from the names of their parameters",
-        next=(
-            "split the param groups of the new trainer as those of the source are",
-            again("--order", "FILE", why=f"the names of numbered parameters: {PAGE}"),
-        ),
+        next=f"split the param groups of the new trainer as those of the source are: {PAGE}",
     )
 
 

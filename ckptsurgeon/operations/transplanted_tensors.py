@@ -22,6 +22,7 @@ from ckptsurgeon.formats.tensors.blocks import (
     first_rows,
     shape,
     totals,
+    unstacked,
 )
 from ckptsurgeon.formats.tensors.geometry import Band, Unknown, gathered
 from ckptsurgeon.formats.tensors.row_order import Order, Section, in_one_order
@@ -310,7 +311,7 @@ LABEL = "as in the source"
 
 def _parts(checkpoint: Checkpoint) -> list[Part]:
     able = SavesWeightsTwice.optional(checkpoint)
-    return checkpoint.parts() if able is None else able.all_parts()
+    return list(unstacked(checkpoint.parts() if able is None else able.all_parts()))
 
 
 def _origin(part: Part, theirs: Kinds) -> str:

@@ -1,11 +1,13 @@
-"""A Llama goes on in another library: transformers' Trainer and torchtitan, which turns pairs of
-rows and may fuse its projections. Run by `make test-formats`."""
+"""A Llama goes on in another library: transformers' Trainer; torchtitan, which turns pairs of rows
+and may fuse its projections; Megatron-core, which fuses them and the gate, and cuts them over
+tensor ranks. Run by `make test-formats`."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,15 +26,27 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the libraries' own making
 ]
 STEP, MORE = 4, 5
-LIBRARIES = ("hugging_face", "titan", "fused-titan")
-PAGE = "llama-huggingface-torchtitan"
-MOVES = [(a, b) for a in LIBRARIES for b in LIBRARIES if a != b]
+TORCHTITAN, MEGATRON = "llama-huggingface-torchtitan", "llama-huggingface-megatron"
+LIBRARIES = ("hugging_face", "titan", "fused-titan", "megatron", "tensor-megatron")
+PAGES = {
+    "hugging_face": {"titan": TORCHTITAN, "fused-titan": TORCHTITAN, "megatron": MEGATRON,
+                     "tensor-megatron": MEGATRON},
+    "titan": {"fused-titan": "torchtitan-fused"},
+    "megatron": {"tensor-megatron": ""},
+}  # fmt: skip
+"""The page between two libraries, which is read in both directions."""
+MOVES = [pair for a, more in PAGES.items() for b in more for pair in ((a, b), (b, a))]
 
 
 def train(library: str, root: Path, stop: int, *more: str) -> dict[int, float]:
     """To step `stop`, from where the library resumes: the loss of each update."""
-    environment = {"PYTHONWARNINGS": "ignore"}
-    done = run_module("tests.support.llamas", library, root, stop, *more, environment=environment)
+    words, ranks = ["tests.support.llamas", library], 1
+    if library.endswith("megatron"):
+        words, ranks = ["tests.support.megatron_llama"], 2 if library != "megatron" else 1
+        more = (*more, "--tensor", str(ranks))
+    done = run_module(
+        *words, root, stop, *more, ranks=ranks, environment={"PYTHONWARNINGS": "ignore"}
+    )
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
     return {int(step): loss for step, loss in json.loads(line).items()}
 
@@ -58,13 +72,16 @@ def losses(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
     return out
 
 
-def filled(run: Path, source: Path, **more: str) -> Plan:
-    fused = run.parent / "fused.yaml"
-    fused.write_text(f"use: torchtitan-fused\nsizes: {{kv_heads: {KV_HEADS}}}\n")
-    section = {"source": str(source), "step": STEP, "names": str(fused), **more}
+def filled(run: Path, source: Path, page: str) -> Plan:
+    """The run, filled, taken back and filled again."""
+    if page == "torchtitan-fused":  # torchtitan's steps do not say how many heads there are
+        file = run.parent / "fused.yaml"
+        file.write_text(f"use: {page}\nsizes: {{kv_heads: {KV_HEADS}}}\n")
+        page = str(file)
+    section: dict[str, Any] = {"source": str(source), "step": STEP, "names": page}
     for root in (run, source):
         if (root / "order.txt").exists():
-            section |= {"names": more.get("names", PAGE), "order": str(root / "order.txt")}
+            section["order"] = str(root / "order.txt")
     before = snapshot(run)
     made = plan(Run.open(run), from_data({"transplant": section}))
     surgery.apply(Run.open(run), made)
@@ -81,8 +98,11 @@ def test_the_next_losses_are_those_of_the_source(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / f"fresh {target}", run)
-    filled(run, runs / source)
-    like = ["--like", str(runs / source / f"checkpoint-{STEP}")] if source == LIBRARIES[0] else []
+    page = PAGES.get(source, {}).get(target)
+    filled(run, runs / source, PAGES[target][source] if page is None else page)
+    like = []
+    if source == "hugging_face" and "titan" in target:
+        like = ["--like", str(runs / source / f"checkpoint-{STEP}")]
     assert train(target, run, STEP + MORE, *like) == pytest.approx(losses[source], rel=1e-6)
 
 
@@ -91,8 +111,8 @@ def test_there_and_back_is_the_step_that_was_saved(runs: Path, tmp_path: Path, t
     run, back = tmp_path / "run", tmp_path / "back"
     shutil.copytree(runs / f"fresh {there}", run)
     shutil.copytree(runs / "fresh hugging_face", back)
-    filled(run, runs / "hugging_face")
-    filled(back, run)
+    filled(run, runs / "hugging_face", PAGES["hugging_face"][there])
+    filled(back, run, PAGES["hugging_face"][there])
     mine, its = (root / f"checkpoint-{STEP}" for root in (back, runs / "hugging_face"))
     weights, known = (load_file(step / "model.safetensors") for step in (mine, its))
     assert weights.keys() == known.keys()
@@ -107,7 +127,7 @@ def test_there_and_back_is_the_step_that_was_saved(runs: Path, tmp_path: Path, t
 def test_what_is_fused_in_both_needs_no_page(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "fresh fused-titan", run)
-    made = filled(run, runs / "fused-titan", names="")
+    made = filled(run, runs / "fused-titan", "")
     assert not any("left" in text for text in made.warnings)
 
 
@@ -115,16 +135,19 @@ def test_a_number_of_heads_that_no_step_says_is_asked_for(runs: Path, tmp_path: 
     run = tmp_path / "run"
     shutil.copytree(runs / "fresh fused-titan", run)
     with pytest.raises(SurgeryError, match="how many kv_heads there are is said by neither") as it:
-        filled(run, runs / "titan", names="torchtitan-fused")
+        plan(
+            Run.open(run),
+            from_data({"transplant": {"source": str(runs / "titan"), "names": "torchtitan-fused"}}),
+        )
     assert "sizes: {kv_heads: N}" in str(it.value.next)
 
 
 def test_a_number_of_heads_that_does_not_fit_is_refused(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.yaml"
-    page.write_text(f"use: {PAGE}\nsizes: {{heads: 3}}\n")
+    page.write_text(f"use: {TORCHTITAN}\nsizes: {{heads: 3}}\n")
     run = tmp_path / "run"
     shutil.copytree(runs / "fresh titan", run)
     before = snapshot(run)
     with pytest.raises(SurgeryError, match="32 rows are not those of 1 groups and 3 heads"):
-        filled(run, runs / "hugging_face", names=str(page))
+        filled(run, runs / "hugging_face", str(page))
     assert snapshot(run) == before

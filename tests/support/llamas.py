@@ -17,8 +17,7 @@ import torch
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, TOKENS = 32, 2, 4, 2, 48, 64
 BATCH, LENGTH, RATE, THETA = 4, 16, 5e-3, 10000.0
-BARE = ("bias", "norm")
-"""What in the name of a parameter says that it does not decay."""
+BETAS = (0.9, 0.95)
 
 
 def tokens(step: int) -> torch.Tensor:
@@ -41,8 +40,9 @@ def hugging_face(root: Path, stop: int, *, seed: int = 0) -> dict[int, float]:
     data = [{"input_ids": row, "labels": row} for step in range(1, 41) for row in tokens(step)]
     arguments = TrainingArguments(
         str(root), max_steps=stop, per_device_train_batch_size=BATCH, learning_rate=RATE,
-        weight_decay=0.1, lr_scheduler_type="constant", logging_steps=1, save_steps=1,
-        max_grad_norm=0.0, use_cpu=True, report_to=[], disable_tqdm=True, seed=seed,
+        weight_decay=0.1, adam_beta2=BETAS[1], lr_scheduler_type="constant",
+        logging_steps=1, save_steps=1, max_grad_norm=0.0, use_cpu=True, report_to=[],
+        disable_tqdm=True, seed=seed,
         train_sampling_strategy="sequential",
     )  # fmt: skip
     seen: dict[int, float] = {}
@@ -91,7 +91,7 @@ class Titan:
         self.config = titan_config(fused)
         self.model = self.config.build()
         self.model.init_states()
-        adam = {"lr": RATE, "betas": (0.9, 0.999), "eps": 1e-8}
+        adam = {"lr": RATE, "betas": BETAS, "eps": 1e-8}
         groups = [
             ParamGroupConfig(pattern=pattern, optimizer_name="AdamW",
                              optimizer_kwargs={**adam, "weight_decay": decay})

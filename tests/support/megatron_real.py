@@ -56,11 +56,11 @@ class Model(torch.nn.Module):
         }
 
 
-def gpt(transformer: Any) -> Any:
-    """The core's own model, that takes what the other one takes for the words of a text."""
+def on_cpu() -> None:
+    """The core's parts that would be a GPU's."""
     from megatron.core import tensor_parallel
     from megatron.core.models import backends
-    from megatron.core.models.gpt import GPTModel, gpt_layer_specs
+    from megatron.core.models.gpt import gpt_layer_specs
     from megatron.core.transformer import transformer_block
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
@@ -70,6 +70,13 @@ def gpt(transformer: Any) -> Any:
         for name in ("LNImpl", "LayerNormImpl"):  # apex's, which is here for its Adam alone
             if hasattr(module, name):
                 setattr(module, name, WrappedTorchNorm)
+
+
+def gpt(transformer: Any) -> Any:
+    """The core's own model, that takes what the other one takes for the words of a text."""
+    from megatron.core.models.gpt import GPTModel, gpt_layer_specs
+
+    on_cpu()
 
     class Gpt(GPTModel):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -110,9 +117,6 @@ def logits(model: Any) -> dict[str, torch.Tensor]:
 
 def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     """Model in DDP, optimizer, scheduler, as Megatron-LM makes them from its command line."""
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from megatron.core.transformer import TransformerConfig
 
     torch.manual_seed(args.seed)
@@ -122,14 +126,23 @@ def build(args: argparse.Namespace) -> tuple[Any, Any, Any]:
         shape |= {"attention_dropout": 0.0, "hidden_dropout": 0.0, "params_dtype": _dtype(args)}
     transformer = TransformerConfig(**shape, use_cpu_initialization=True, fp16=args.fp16)
     model = gpt(transformer) if args.gpt else Model()
-    model = model.half() if args.fp16 else model
+    return trained(transformer, model.half() if args.fp16 else model, args)
+
+
+def trained(transformer: Any, model: Any, args: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """This model in DDP, with optimizer and scheduler."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
     distributed = args.use_distributed_optimizer
     ddp = DistributedDataParallel(
         transformer, DistributedDataParallelConfig(use_distributed_optimizer=distributed), model
     )
     config = OptimizerConfig(
         optimizer="adam", lr=args.lr, min_lr=args.min_lr, weight_decay=args.weight_decay,
-        adam_beta1=0.9, adam_beta2=0.95, use_distributed_optimizer=distributed, clip_grad=1.0,
+        adam_beta1=0.9, adam_beta2=0.95, use_distributed_optimizer=distributed,
+        clip_grad=getattr(args, "clip_grad", 1.0),
         fp16=args.fp16, params_dtype=_dtype(args),
         initial_loss_scale=args.initial_loss_scale,
     )  # fmt: skip
@@ -182,7 +195,7 @@ def save(root: Path, args: argparse.Namespace) -> None:
                 "opt_param_scheduler": scheduler.state_dict(),
                 "num_floating_point_operations_so_far": 0,
             }  # fmt: skip
-            how = {"legacy": _save_legacy, "torch_dcp": _save_flat}.get(args.sharding, _save_dist)
+            how = {"legacy": _save_legacy, "torch_dcp": _save_flat}.get(args.sharding, save_dist)
             how(folder, state, ddp.module, optimizer, args)
             (root / TRACKER).write_text(str(iteration))
 
@@ -205,7 +218,7 @@ def _save_flat(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, 
     torch.distributed.checkpoint.save(state_dict=state, storage_writer=writer)
 
 
-def _save_dist(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, args: Any) -> None:
+def save_dist(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, args: Any) -> None:
     from megatron.core import dist_checkpointing
 
     folder.mkdir(parents=True, exist_ok=True)  # each rank does

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from math import prod
 
 from ckptsurgeon.formats.fields.values import Box, Part
+from ckptsurgeon.formats.heads.heads import STACKED
 
 Kinds = dict[str, list[Part]]
 """The parts of one parameter by what they are, of all its cuts."""
@@ -18,6 +19,32 @@ def by_name(parts: Iterable[Part]) -> dict[str, Kinds]:
         if part.end > part.start:
             out.setdefault(part.parameter, {}).setdefault(part.kind, []).append(part)
     return out
+
+
+def unstacked(parts: Iterable[Part]) -> Iterator[Part]:
+    """The parts, those of megatron-core's stacked layers as parts of each layer, whose number is in
+    the name then: its tensors have the layers as their first axis."""
+    for part in parts:
+        box = part.box
+        if box is None or len(box.whole) < 2 or not STACKED.search(part.parameter):
+            yield part
+            continue
+        for i in range(box.size[0]):
+            name = STACKED.sub(rf"\g<0>{box.offset[0] + i}.", part.parameter, count=1)
+            layer = Box(box.whole[1:], box.offset[1:], box.size[1:], box.replica)
+            if piece := within(part, i * layer.numel, layer):
+                yield piece._replace(parameter=name)
+
+
+def within(part: Part, at: int, box: Box) -> Part | None:
+    """What a part has of the block `box`, whose elements are those of its own from `at` on; None
+    without any."""
+    first = max(part.first, at)
+    end = min(part.first + part.end - part.start, at + box.numel)
+    if first >= end:
+        return None
+    start = part.start + first - part.first
+    return part._replace(start=start, end=start + end - first, first=first - at, box=box)
 
 
 def every(kinds: Kinds) -> Iterator[Part]:

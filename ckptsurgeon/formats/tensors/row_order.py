@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from ckptsurgeon.formats.fields.values import Box, Part
-from ckptsurgeon.formats.tensors.blocks import Kinds
+from ckptsurgeon.formats.tensors.blocks import Kinds, within
 
 
 class Section(NamedTuple):
@@ -99,15 +99,12 @@ def _pieces(part: Part, order: Order, sections: Sequence[Section], halves: bool)
     turned = halves and order.width == 2
     blocks = _turned(first, end, axes, sections) if turned else _blocks(first, end, axes)
     whole, offset, size = box.whole[1:], box.offset[1:], box.size[1:]
-    at, stop = 0, part.first + part.end - part.start
+    at = 0
     for begin, rows in blocks:
-        after = at + prod(rows) * prod(size)
-        low, high = max(part.first, at), min(stop, after)
-        if low < high:
-            start = part.start + low - part.first
-            block = Box((*axes, *whole), (*begin, *offset), (*rows, *size))
-            yield part._replace(start=start, end=start + high - low, first=low - at, box=block)
-        at = after
+        block = Box((*axes, *whole), (*begin, *offset), (*rows, *size))
+        if piece := within(part, at, block):
+            yield piece
+        at += block.numel
 
 
 Block = tuple[tuple[int, ...], tuple[int, ...]]

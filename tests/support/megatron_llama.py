@@ -1,0 +1,129 @@
+"""The Llama of `llamas`, trained by megatron-core's own model, optimizer and checkpoints on a CPU.
+
+`python -m tests.support.megatron_llama RUN STOP` trains on to step STOP from where the tracker
+says, saves each step by `dist_checkpointing`, and prints the losses as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.support import apex_adam, llamas, megatron_real
+from tests.support.cpu_rank import cpu_rank
+
+SHAPE = {
+    "num_layers": llamas.LAYERS, "hidden_size": llamas.HIDDEN, "num_query_groups": llamas.KV_HEADS,
+    "num_attention_heads": llamas.HEADS, "kv_channels": llamas.HIDDEN // llamas.HEADS,
+    "ffn_hidden_size": llamas.INNER,
+}  # fmt: skip
+"""By the names that Megatron-LM's args have too."""
+
+
+def model(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The core's config, and its own model."""
+    from megatron.core.models.gpt import GPTModel, gpt_layer_specs
+    from megatron.core.transformer import TransformerConfig
+
+    megatron_real.on_cpu()
+    torch.manual_seed(args.seed)
+    config = TransformerConfig(
+        **SHAPE, use_cpu_initialization=True, attention_dropout=0.0, hidden_dropout=0.0,
+        normalization="RMSNorm", layernorm_epsilon=1e-5, add_bias_linear=False,
+        gated_linear_unit=True, activation_func=torch.nn.functional.silu,
+        tensor_model_parallel_size=args.tensor_model_parallel_size,
+    )  # fmt: skip
+    spec = gpt_layer_specs.get_gpt_layer_local_spec(normalization="RMSNorm")
+    return config, GPTModel(
+        config, spec, vocab_size=llamas.TOKENS, max_sequence_length=64,
+        position_embedding_type="rope", rotary_base=int(llamas.THETA),
+        share_embeddings_and_output_weights=False, parallel_output=False,
+    )  # fmt: skip
+
+
+def update(ddp: Any, optimizer: Any, scheduler: Any, step: int) -> float:
+    ddp.zero_grad_buffer()
+    optimizer.zero_grad()
+    words = llamas.tokens(step)
+    positions = torch.arange(words.shape[1]).expand_as(words)
+    out = ddp(words, positions, None)
+    loss = torch.nn.functional.cross_entropy(
+        out[:, :-1].flatten(0, 1).float(), words[:, 1:].flatten()
+    )
+    optimizer.scale_loss(loss).backward()
+    ddp.finish_grad_sync()
+    optimizer.step()
+    scheduler.step(llamas.BATCH)
+    return float(loss)
+
+
+def train(root: Path, stop: int, args: argparse.Namespace) -> dict[int, float]:
+    ddp, optimizer, scheduler = megatron_real.trained(*model(args), args)
+    step = 0
+    if (root / megatron_real.TRACKER).exists():
+        with torch.no_grad():
+            state = megatron_real.resume(root, args, ddp, optimizer, scheduler)
+            scheduler.load_state_dict(state["opt_param_scheduler"])
+        step = state["iteration"]
+    seen = {}
+    while step < stop:
+        step += 1
+        seen[step] = update(ddp, optimizer, scheduler, step)
+        args.consumed_train_samples, args.iteration = step * llamas.BATCH, step
+        state = {
+            "args": args, "checkpoint_version": 3.0, "iteration": step,
+            "opt_param_scheduler": scheduler.state_dict(),
+            "num_floating_point_operations_so_far": 0,
+        }  # fmt: skip
+        folder = root / f"iter_{step:07d}"
+        megatron_real.save_dist(folder, state, ddp.module, optimizer, args)
+        if dist.get_rank() == 0:
+            (root / megatron_real.TRACKER).write_text(str(step))
+        dist.barrier()
+    return seen
+
+
+def main() -> None:
+    words = argparse.ArgumentParser()
+    words.add_argument("root", type=Path)
+    words.add_argument("stop", type=int)
+    words.add_argument("--seed", type=int, default=1234)
+    words.add_argument("--tensor", dest="tensor_model_parallel_size", type=int, default=1)
+    args = words.parse_args()
+    root, stop = args.root, args.stop
+    del args.root, args.stop
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    args.data_parallel_size = ranks // args.tensor_model_parallel_size
+    args.pipeline_model_parallel_size = args.expert_model_parallel_size = 1
+    vars(args).update(
+        SHAPE, group_query_attention=True, global_batch_size=llamas.BATCH, clip_grad=0.0,
+        hysteresis=2, sharding="fully_reshardable", use_distributed_optimizer=True, fp16=False,
+        lr=llamas.RATE, min_lr=llamas.RATE, weight_decay=0.1, initial_loss_scale=1.0,
+        mup_width=None,
+        lr_warmup_samples=0, lr_decay_samples=200, lr_decay_style="constant", use_checkpoint=False,
+        override=False, verify_integrity=False, gpt=True,
+    )  # fmt: skip
+    torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
+    apex_adam.install()
+    from megatron.core import parallel_state
+
+    with cpu_rank():
+        parallel_state.initialize_model_parallel(args.tensor_model_parallel_size)
+        seen = train(root, stop, args)
+        if dist.get_rank() == 0:
+            print(json.dumps(seen))
+        parallel_state.destroy_model_parallel()
+    for worker in torch.multiprocessing.active_children():
+        worker.terminate()
+        worker.join()
+
+
+if __name__ == "__main__":
+    main()
