@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from ckptsurgeon.errors import UsageError
 from ckptsurgeon.operations import parameter_names
 from tests.cli.conftest import invoke
 from tests.support.launch import REPO, launch
@@ -49,7 +50,12 @@ def test_the_names_of_the_page_are_rules(tmp_path: Path) -> None:
     read = parameter_names.read(str(page))
     names = ["1.weight", "4.bias", "3.dense.weight", "layers.0.mlp.gate.weight",
              "layers.0.mlp.up.weight", "layers.7.qkv.weight", "other"]  # fmt: skip
-    origins = read.origins(names)
+    own = [
+        "position_embeddings.weight", "final_layernorm.bias", "layers.1.dense.weight",
+        "layers.0.mlp.gate_up.weight", "layers.7.q.weight", "layers.7.k.weight",
+        "layers.7.v.weight", "other",
+    ]  # fmt: skip
+    origins = {new: origin for new, (origin,) in read.origins(names, own).items()}
     assert {new: origin.sources for new, origin in origins.items()} == {
         "position_embeddings.weight": ("1.weight",),
         "final_layernorm.bias": ("4.bias",),
@@ -61,3 +67,54 @@ def test_the_names_of_the_page_are_rules(tmp_path: Path) -> None:
         "other": ("other",),
     }
     assert origins["layers.7.v.weight"].index == 2
+    back = {old: way.sources for old, (way,) in read.origins(own, names).items()}
+    assert back == {
+        "1.weight": ("position_embeddings.weight",),
+        "4.bias": ("final_layernorm.bias",),
+        "3.dense.weight": ("layers.1.dense.weight",),
+        "layers.0.mlp.gate.weight": ("layers.0.mlp.gate_up.weight",),
+        "layers.0.mlp.up.weight": ("layers.0.mlp.gate_up.weight",),
+        "layers.7.qkv.weight": ("layers.7.q.weight", "layers.7.k.weight", "layers.7.v.weight"),
+        "other": ("other",),
+    }
+
+
+def test_the_page_of_heads_adds_to_one_that_is_shipped(tmp_path: Path) -> None:
+    (rules,) = re.findall(r"<!-- names: heads -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
+    page = tmp_path / "names.yaml"
+    page.write_text(rules)
+    read = parameter_names.read(str(page))
+    assert read.sizes == {"heads": 32, "kv_heads": 8}
+    query, mine = (
+        "model.layers.3.self_attn.q_proj.weight",
+        "layers.3.attention.qkv_linear.wq.weight",
+    )
+    (way,) = read.origins([query], [mine])[mine]
+    assert (way.sources, way.heads, way.to_pairs) == ((query,), ("heads",), True)
+    (way,) = read.origins([mine], [query])[query]
+    assert (way.sources, way.heads, way.to_pairs) == ((mine,), ("heads",), False)
+
+
+def test_each_page_that_is_shipped_is_read_and_named_in_the_docs() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \|", PAGE, re.MULTILINE)
+    assert rows == parameter_names.shipped()
+    for name in rows:
+        assert parameter_names.read(name).rename or parameter_names.read(name).fuse
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("use: llama", "no page of that name is shipped"),
+        ("sizes: {head: 3}", "sizes is no table of heads and kv_heads to numbers"),
+        ("sizes: {heads: 0}", "0 is not a whole number above 0"),
+        ("sizes: {heads: heads}", "heads is not a whole number above 0"),
+        ("groups: {a.weight: many}", "many is not a whole number above 0, heads or kv_heads"),
+        ("halves_to_pairs: [a.weight]", "halves_to_pairs is no table of names to numbers"),
+    ],
+)
+def test_a_page_that_is_wrong_says_where(tmp_path: Path, text: str, reason: str) -> None:
+    page = tmp_path / "names.yaml"
+    page.write_text(text + "\n")
+    with pytest.raises(UsageError, match=reason):
+        parameter_names.read(str(page))

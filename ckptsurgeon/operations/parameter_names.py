@@ -77,6 +77,11 @@ class Names:
         for new, origin in self._all(names):
             if new not in own:
                 continue
+            if lost := [each for each in origin.sources if each not in names]:
+                raise SurgeryError(
+                    f"{new} would be made of {lost[0]} as well, which the source has not",
+                    next=f"mend the rule for {new} under fuse: {PAGE}",
+                )
             known = out.setdefault(new, [])
             if (ordered := self._ordered(new, origin)) not in known:
                 known.append(ordered)
@@ -98,7 +103,7 @@ class Names:
     def _all(self, names: Collection[str]) -> Iterator[tuple[str, Origin]]:
         for name in names:
             yield from self._renamed(name) or [(name, Origin((name,)))]
-            yield from self._fused(name, names)
+            yield from self._fused(name)
             yield from self._split(name)
 
     def _renamed(self, name: str) -> list[tuple[str, Origin]]:
@@ -107,16 +112,11 @@ class Names:
                 return [(_filled(new, holes), Origin((name,)))]
         return []
 
-    def _fused(self, name: str, names: Collection[str]) -> list[tuple[str, Origin]]:
+    def _fused(self, name: str) -> list[tuple[str, Origin]]:
         for new, olds in self.fuse.items():
             for old in olds:
                 if (holes := _holes(old, name)) is not None:
                     sources = tuple(_filled(each, holes) for each in olds)
-                    if lost := [each for each in sources if each not in names]:
-                        raise SurgeryError(
-                            f"{name} would be fused with {lost[0]}, which the source has not",
-                            next=f"mend the rule for {new} under fuse: {PAGE}",
-                        )
                     return [(_filled(new, holes), Origin(sources))]
         return []
 

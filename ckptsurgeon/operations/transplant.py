@@ -61,7 +61,8 @@ class Transplant(Section):
     names: Annotated[
         str,
         Key(
-            "a page that says what the parameters of that run are called in this one",
+            "a page that says what the parameters of that run are called in this one, or the name "
+            "of one that is shipped",
             "--names FILE",
             value="file",
         ),
