@@ -27,7 +27,7 @@ from ckptsurgeon.operations.numbered_parameters import order_of
 from ckptsurgeon.operations.relaunch import Relaunch
 from ckptsurgeon.operations.rollback import copied, relinked
 from ckptsurgeon.operations.section import Changes, Recipe, Section
-from ckptsurgeon.operations.transplanted_numbers import numbers
+from ckptsurgeon.operations.transplanted_numbers import SOURCE, TEMPLATE, numbers
 from ckptsurgeon.operations.transplanted_tensors import Tensors
 from ckptsurgeon.plans.edits import AnyChange, NewStep, NewText, Renamed
 from ckptsurgeon.plans.promise import Promise
@@ -75,6 +75,15 @@ class Transplant(Section):
             value="file",
         ),
     ] = ""
+    settings: Annotated[
+        str,
+        Key(
+            "whose the settings of the param groups are: those of the source, parameter by "
+            "parameter, or those of the new trainer",
+            "--settings WHOSE",
+            one_of=(SOURCE, TEMPLATE),
+        ),
+    ] = SOURCE
     require_all: Annotated[
         bool,
         Key(
@@ -145,7 +154,7 @@ class Transplant(Section):
                 f"not every parameter is in both runs: {warnings[0]}",
                 next="without --require-all they stay as they are, and the plan lists them",
             )
-        settings, sentences = numbers(run, checkpoint, donor, tensors)
+        settings, sentences = numbers(run, checkpoint, donor, tensors, self.settings == SOURCE)
         changes += settings
         changes += _renamed(run, checkpoint, donor.state().step)
         if not checkpoint.locate("iteration") and not any(isinstance(c, NewStep) for c in changes):

@@ -9,9 +9,8 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Checkpoint, Place, Setting
 from ckptsurgeon.formats.capabilities import CountsMore
-from ckptsurgeon.hints import command
+from ckptsurgeon.hints import again, command
 from ckptsurgeon.operations.numbered_parameters import of_groups
-from ckptsurgeon.operations.parameter_names import PAGE
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.section import Changes
 from ckptsurgeon.operations.transplanted_tensors import Tensors
@@ -27,11 +26,16 @@ SETTINGS = (
     "clip_grad", "loss_scale", "seed", "skip",
 )  # fmt: skip
 STATE = "scheduler"
+SOURCE, TEMPLATE = "source", "template"
+"""Whose the settings of the param groups are."""
 
 
-def numbers(run: Run, checkpoint: Checkpoint, donor: Checkpoint, tensors: Tensors) -> Changes:
-    """Each field that both keep becomes that of the source, wherever it is kept. What one of the
-    two keeps alone is left to who compares what the next steps would use."""
+def numbers(
+    run: Run, checkpoint: Checkpoint, donor: Checkpoint, tensors: Tensors, settings: bool
+) -> Changes:
+    """Each field that both keep becomes that of the source, wherever it is kept, those of the param
+    groups only with `settings`. What one of the two keeps alone is left to who compares what the
+    next steps would use."""
     made = PlaceChanges(run)
     warnings: list[str] = []
     steps = donor.state().step
@@ -59,7 +63,7 @@ def numbers(run: Run, checkpoint: Checkpoint, donor: Checkpoint, tensors: Tensor
         for place in own:
             made.put(field, place, _like(place.value, value))
     _schedules(made, checkpoint, donor)
-    for field in IN_GROUPS:
+    for field in IN_GROUPS if settings else ():
         own, theirs = checkpoint.locate(field), donor.locate(field)
         if own and theirs:
             for place, value in _grouped(checkpoint, donor, own, theirs, field, tensors):
@@ -213,30 +217,47 @@ def _grouped(
     groups = {_group(donor, place): place.value for place in donor.settings(field)}
     by_path = {place.path: place.value for place in theirs}
     same = {_hashable(place.value) for place in own} == set(values)
+    made: list[tuple[Place, Any]] = []
     for place in own:
         names = mine.get(_key(place))
         number = _group(checkpoint, place) if _key(place) in inside else None
         there = [tensors.called.get(name, name) for name in names or ()]
         found = [named[name] for name in there if name in named]
         if found and all(_hashable(value) == _hashable(found[0]) for value in found):
-            yield place, found[0]
+            made.append((place, found[0]))
         elif found:
-            raise _unclear(field, number)
+            raise _unclear(field, f"group {number}")
         elif names and named:  # parameters that the source has not
             continue
         elif tensors.alike and place.path in by_path:
-            yield place, by_path[place.path]
+            made.append((place, by_path[place.path]))
         elif tensors.alike and number in groups:
-            yield place, groups[number]
+            made.append((place, groups[number]))
         elif number is not None and not same:
-            raise _unclear(field, number)
+            raise _unclear(field, f"group {number}")
+    if not tensors.alike and all(len(names) == 1 for names in mine.values()):
+        _refuse_torn_groups(field, made)
+    yield from made
 
 
-def _unclear(field: str, number: int | None) -> SurgeryError:
+def _refuse_torn_groups(field: str, made: Sequence[tuple[Place, Any]]) -> None:
+    """Raise where parameters that keep their settings one by one, with the same value in the fresh
+    step, would get several: those of one param group must have one, or the trainer won't load."""
+    values: dict[Any, Any] = {}
+    for place, value in made:
+        known = values.setdefault(_hashable(place.value), value)
+        if _hashable(known) != _hashable(value):
+            raise _unclear(field, f"the one with {place.value}")
+
+
+def _unclear(field: str, which: str) -> SurgeryError:
     return SurgeryError(
-        f"{field} differs between the param groups of the source, and which of them group {number} "
+        f"{field} differs between the param groups of the source, and which of them {which} "
         "here is does not follow from the names of their parameters",
-        next=f"split the param groups of the new trainer as those of the source are: {PAGE}",
+        next=(
+            again("--settings", TEMPLATE, why="keep those of the new trainer"),
+            "or split the param groups of the new trainer as those of the source are",
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,18 @@ def tokens(step: int) -> torch.Tensor:
 # --- transformers --------------------------------------------------------------------------------
 
 
-def hugging_face(root: Path, stop: int, *, seed: int = 0) -> dict[int, float]:
-    """To step `stop`, from where the Trainer resumes, saving every step; the loss of each."""
+def hugging_face(
+    root: Path, stop: int, *, seed: int = 0, beta2: float = BETAS[1], **shape: Any
+) -> dict[int, float]:
+    """To step `stop`, from where the Trainer resumes, saving every step; the loss of each. The
+    model is of another `shape` than the module's where that is given."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     torch.manual_seed(seed)
     data = [{"input_ids": row, "labels": row} for step in range(1, 41) for row in tokens(step)]
     arguments = TrainingArguments(
         str(root), max_steps=stop, per_device_train_batch_size=BATCH, learning_rate=RATE,
-        weight_decay=0.1, adam_beta2=BETAS[1], lr_scheduler_type="constant",
+        weight_decay=0.1, adam_beta2=beta2, lr_scheduler_type="constant",
         logging_steps=1, save_steps=1, max_grad_norm=0.0, use_cpu=True, report_to=[],
         disable_tqdm=True, seed=seed,
         train_sampling_strategy="sequential",
@@ -52,7 +56,7 @@ def hugging_face(root: Path, stop: int, *, seed: int = 0) -> dict[int, float]:
             if "loss" in logs:
                 seen[state.global_step] = float(logs["loss"])
 
-    trainer = Trainer(llama(), arguments, train_dataset=data, callbacks=[Losses()])
+    trainer = Trainer(llama(**shape), arguments, train_dataset=data, callbacks=[Losses()])
     trainer.train(resume_from_checkpoint=any(root.glob("checkpoint-*")))
     if not (root / "order.txt").exists():
         named = {id(p): name for name, p in trainer.model.named_parameters()}
@@ -61,18 +65,53 @@ def hugging_face(root: Path, stop: int, *, seed: int = 0) -> dict[int, float]:
     return seen
 
 
-def llama() -> Any:
+def llama(**shape: Any) -> Any:
     """transformers' own."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=TOKENS, hidden_size=HIDDEN, num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, intermediate_size=INNER,
-            rope_theta=THETA, rms_norm_eps=1e-5, tie_word_embeddings=False,
-            max_position_embeddings=64, attn_implementation="eager",
-        )
+    own = {
+        "vocab_size": TOKENS, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "intermediate_size": INNER,
+        "rope_theta": THETA,
+    }  # fmt: skip
+    config = LlamaConfig(
+        **own | shape, rms_norm_eps=1e-5, tie_word_embeddings=False, max_position_embeddings=64,
+        attn_implementation="eager",
     )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def gone_on(step: Path, batches: Sequence[torch.Tensor], bare: str) -> list[float]:
+    """The losses of these batches, one update after each, by transformers' own loader and AdamW;
+    all decays but `bare`."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(step, attn_implementation="eager")
+    named = dict(model.named_parameters())
+    order = (step.parent / "order.txt").read_text().split("\n")
+    saved = torch.load(step / "optimizer.pt")
+    (first, *_), states = saved["param_groups"], saved["state"]
+    numbers = list(range(len(order)))
+    groups = [[i for i in numbers if (order[i] == bare) == last] for last in (False, True)]
+    optimizer = torch.optim.AdamW([{"params": [named[order[i]] for i in g]} for g in groups])
+    made = [first | {"params": g, "weight_decay": 0.1 * (i == 0)} for i, g in enumerate(groups)]
+    renumbered = [i for g in groups for i in g]
+    optimizer.load_state_dict(
+        {
+            "param_groups": [
+                each | {"params": [renumbered.index(i) for i in each["params"]]} for each in made
+            ],
+            "state": {new: states[i] for new, i in enumerate(renumbered)},
+        }
+    )
+    losses = []
+    for words in batches:
+        optimizer.zero_grad()
+        loss = model(input_ids=words, labels=words).loss
+        losses.append(float(loss))
+        loss.backward()
+        optimizer.step()
+    return losses
 
 
 # --- torchtitan ----------------------------------------------------------------------------------

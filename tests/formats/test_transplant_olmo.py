@@ -1,0 +1,149 @@
+"""A Llama goes on in OLMo-core's own Trainer, and from there in transformers."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans.plan import Plan
+from ckptsurgeon.recipe.file import from_data
+from tests.support import llamas
+from tests.support.snapshot import snapshot
+
+pytestmark = [
+    pytest.mark.formats,
+    pytest.mark.olmo,
+    pytest.mark.filterwarnings("ignore"),  # of the libraries' own making
+]
+STEP, MORE = 4, 5
+SHAPE = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "intermediate_size": 256, "rope_theta": 500000.0,
+}  # fmt: skip
+"""Of the model that `olmo_core` trains."""
+BARE = "model.embed_tokens.weight"
+"""What does not decay there."""
+
+
+@dataclass
+class Seen:
+    """What OLMo-core's Trainer loaded, and the words and the loss of each update after that."""
+
+    loaded: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    words: dict[int, torch.Tensor] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+
+
+def olmo(root: Path, stop: int) -> Seen:
+    """Train to step `stop`, from where the Trainer itself resumes."""
+    from olmo_core.train.callbacks import Callback
+
+    from tests.support.olmo_core import Start, trainer
+
+    seen = Seen()
+
+    class Listen(Callback):
+        def pre_train(self) -> None:
+            module: Any = self.trainer.train_module
+            states = module.optim.state
+            for name, p in module.model.named_parameters():
+                kinds = ("exp_avg", "exp_avg_sq") if states.get(p) else ()
+                seen.loaded[name] = {kind: states[p][kind].clone() for kind in kinds}
+                seen.loaded[name]["weights"] = p.detach().clone()
+
+        def pre_step(self, batch: dict[str, Any]) -> None:
+            seen.words[self.step] = batch["input_ids"].clone()
+
+        def log_metrics(self, step: int, metrics: dict[str, float]) -> None:
+            if "train/CE loss" in metrics:
+                seen.losses[step] = metrics["train/CE loss"]
+
+    start = Start(scheduler=None, lr=llamas.RATE, save_interval=1)
+    live, _ = trainer(root, stop, start)
+    live.add_callback("listen", Listen())
+    live.metrics_collect_interval = 1
+    live.fit()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("olmo")
+    llamas.hugging_face(folder / "hugging_face", STEP, beta2=0.999, **SHAPE)
+    llamas.hugging_face(folder / "fresh hugging_face", 1, seed=7, beta2=0.999, **SHAPE)
+    olmo(folder / "olmo", STEP)
+    olmo(folder / "fresh olmo", 1)
+    return folder
+
+
+def filled(run: Path, source: Path, order: Path) -> Plan:
+    before = snapshot(run)
+    section = {
+        "source": str(source), "step": STEP, "names": "llama-huggingface-olmo-core",
+        "order": str(order / "order.txt"), "settings": "template",
+    }  # fmt: skip
+    made = plan(Run.open(run), from_data({"transplant": section}))
+    surgery.apply(Run.open(run), made)
+    surgery.apply(Run.open(run), surgery.plan_undo(Run.open(run)))
+    assert snapshot(run) == before
+    surgery.apply(Run.open(run), surgery.plan_redo(Run.open(run)))
+    assert look.verify(Run.open(run), level=4).findings == ()
+    return made
+
+
+def copied(runs: Path, name: str, to: Path) -> Path:
+    shutil.copy(runs / "data.npy", to)
+    return Path(shutil.copytree(runs / name, to / "run"))
+
+
+def test_its_trainer_has_what_its_own_converter_makes(runs: Path, tmp_path: Path) -> None:
+    """Bit for bit; and the losses that transformers has on the same words."""
+    from olmo_core.nn.hf.convert import convert_state_from_hf
+    from safetensors.torch import load_file
+
+    run, step = copied(runs, "fresh olmo", tmp_path), runs / "hugging_face" / f"checkpoint-{STEP}"
+    filled(run, step.parent, step.parent)
+    seen = olmo(run, STEP + MORE)
+    config = llamas.llama(**SHAPE).config
+    order = (step.parent / "order.txt").read_text().split("\n")
+    states = torch.load(step / "optimizer.pt")["state"]
+    known = {kind: {order[i]: state[kind] for i, state in states.items()}
+             for kind in ("exp_avg", "exp_avg_sq")}  # fmt: skip
+    for kind, tensors in {"weights": load_file(step / "model.safetensors"), **known}.items():
+        for name, tensor in convert_state_from_hf(config, tensors, model_type="llama").items():
+            assert torch.equal(seen.loaded[name][kind], tensor), (name, kind)
+    assert sorted(seen.losses) == list(range(STEP + 1, STEP + MORE + 1))
+    words = [seen.words[i] for i in sorted(seen.words)]
+    assert list(seen.losses.values()) == pytest.approx(llamas.gone_on(step, words, BARE), rel=1e-5)
+
+
+def test_transformers_goes_on_with_its_losses(runs: Path, tmp_path: Path) -> None:
+    own, run = copied(runs, "olmo", tmp_path), tmp_path / "transformers"
+    shutil.copytree(runs / "fresh hugging_face", run)
+    filled(run, runs / "olmo", run)
+    seen = olmo(own, STEP + MORE)
+    words = [seen.words[i] for i in sorted(seen.words)]
+    losses = llamas.gone_on(run / f"checkpoint-{STEP}", words, BARE)
+    assert losses == pytest.approx(list(seen.losses.values()), rel=1e-5)
+
+
+@pytest.mark.parametrize(("source", "target"), [("hugging_face", "olmo"), ("olmo", "hugging_face")])
+def test_groups_of_other_parameters_are_refused(
+    runs: Path, tmp_path: Path, source: str, target: str
+) -> None:
+    """The embeddings decay in transformers and not in OLMo-core, the norms the other way round."""
+    run = copied(runs, f"fresh {target}", tmp_path)
+    section = {
+        "source": str(runs / source), "names": "llama-huggingface-olmo-core",
+        "order": str(runs / "hugging_face" / "order.txt"),
+    }  # fmt: skip
+    with pytest.raises(SurgeryError, match="weight_decay differs between the param groups") as why:
+        plan(Run.open(run), from_data({"transplant": section}))
+    assert "--settings template" in str(why.value.next)
