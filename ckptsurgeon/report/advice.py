@@ -184,7 +184,7 @@ def _candidate(item: Candidate, diagnosis: Advice) -> Row:
     word = "sound" if item.sound else f"unsound: {clean(item.findings[0])}"
     if item.step == diagnosis.back_to:
         word = "sound: go back here"
-    elif item.sound and diagnosis.back_to is not None and item.step > diagnosis.back_to:
+    elif item.sound and item.too_near:
         word = "sound, but too close to onset"
     before = diagnosis.spike.first - item.step
     return Row(f"{item.step}", f"{before} steps earlier; {_distance(item.distance)}", word)
@@ -255,7 +255,7 @@ def advice_json(
             {
                 "step": item.step,
                 "sound": item.sound,
-                "too_near": diagnosis.back_to is not None and item.step > diagnosis.back_to,
+                "too_near": item.too_near,
                 "distance": plain(item.distance),
                 "findings": list(item.findings),
             }

@@ -9,6 +9,7 @@ import io
 import json
 import random
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,29 @@ def test_a_recipe_comes_out_that_plan_accepts(surgeon: Surgeon, diverged: Path) 
     assert surgeon("plan", recipe, "-C", diverged).exit_code == 0
     again = surgeon("advise", "-C", diverged, "-o", recipe)
     assert again.exit_code == 2 and recipe.read_text() == text
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["older-steps", "alone"])
+def test_a_step_that_is_too_close_to_the_onset_is_called_so_in_json_too(
+    surgeon: Surgeon, diverged: Path, others: bool
+) -> None:
+    """Only that is said of it: also where nothing else is saved, and not of an unsound step that
+    is far enough."""
+    assert surgeon("set", "iteration=198", "--yes", "-C", diverged).exit_code == 0
+    (diverged / "global_step8").rename(diverged / "global_step198")
+    (diverged / "latest").write_text("global_step198")
+    (diverged / "latest_checkpointed_iteration.txt").write_text("198")
+    for step in () if others else (2, 4, 6):
+        shutil.rmtree(diverged / f"global_step{step}")
+    for path in diverged.glob("global_step6/*model_states.pt"):
+        path.write_bytes(path.read_bytes()[:1000])
+    told = answer(surgeon, "-C", diverged)
+    assert (told["onset"], told["back_to"]) == (201, 4 if others else None)
+    said = {item["step"]: (item["sound"], item["too_near"]) for item in told["candidates"]}
+    older = {6: (False, False), 4: (True, False), 2: (True, False)}
+    assert said == {198: (True, True), **(older if others else {})}
+    lines = surgeon("advise", "-C", diverged).stdout.splitlines()
+    assert [line.split()[0] for line in lines if "too close to onset" in line][-1:] == ["198"]
 
 
 def test_another_recipe_can_be_taken(surgeon: Surgeon, diverged: Path) -> None:

@@ -54,9 +54,8 @@ def advise(
     diagnosis = judge(curves, rule)
     if diagnosis.verdict != DIVERGED or diagnosis.spike is None or run is None or run.bare:
         return diagnosis
-    first = diagnosis.spike.first
-    found = candidates(run, first, curves.kept, level, jobs)
-    to = back_to(found, diagnosis.spike)
+    found = candidates(run, diagnosis.spike, curves.kept, level, jobs)
+    to = back_to(found)
     recipes: Sequence[Remedy] = ()
     if to is not None:
         with contextlib.suppress(SurgeryError):  # a step that can't be opened is among the findings

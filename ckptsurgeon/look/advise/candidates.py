@@ -33,30 +33,33 @@ class Distance:
 @dataclass(frozen=True)
 class Candidate:
     """A saved step before the first sign, and whether it is `sound` up to a level of `verify`;
-    `findings` are what is wrong with it."""
+    `findings` are what is wrong with it. `too_near`: so close to the first sign that it may carry
+    it."""
 
     step: int
     sound: bool
+    too_near: bool
     distance: Distance
     findings: tuple[str, ...]
 
 
-def candidates(run: Run, first: int, branch: Branch, level: int, jobs: int = 8) -> list[Candidate]:
-    """The MOST newest saved steps before `first`, newest first."""
-    steps = [step for step in run.steps() if step < first][-MOST:]
+def candidates(
+    run: Run, spike: Spike, branch: Branch, level: int, jobs: int = 8
+) -> list[Candidate]:
+    """The MOST newest saved steps before the first sign of `spike`, newest first. A slow rise
+    begins long before it can be seen."""
+    margin = PATIENCE if spike.slow else max(MARGIN, round(spike.first * SHARE))
+    steps = [step for step in run.steps() if step < spike.first][-MOST:]
     return [
-        Candidate(step, not findings, distance(branch, step), findings)
+        Candidate(step, not findings, step > spike.first - margin, distance(branch, step), findings)
         for step in reversed(steps)
         for findings in [_findings(run, step, level, jobs)]
     ]
 
 
-def back_to(found: list[Candidate], spike: Spike) -> int | None:
-    """The newest sound one that is far enough from the first sign not to carry it, else None. A
-    slow rise begins long before it can be seen."""
-    margin = PATIENCE if spike.slow else max(MARGIN, round(spike.first * SHARE))
-    latest = spike.first - margin
-    return next((item.step for item in found if item.sound and item.step <= latest), None)
+def back_to(found: list[Candidate]) -> int | None:
+    """The newest sound one that is not too near, else None."""
+    return next((item.step for item in found if item.sound and not item.too_near), None)
 
 
 def distance(branch: Branch, step: int) -> Distance:
