@@ -162,3 +162,43 @@ def _break(
         drops = np.minimum(after // 2, 12)
         scale[at:] = 2.0 ** (16 - drops)
     return int(np.argmax(shape >= 0.1))
+
+
+# --- two that deceive ----------------------------------------------------------------------------
+
+
+def comes_back(seed: int) -> Branch:
+    """A big spike early in a healthy run, from which the loss comes back by itself."""
+    dice = np.random.default_rng(seed)
+    n, loss, level, sigma = _calm(dice, 200)
+    at = int(dice.integers(20, max(40, int(0.15 * n))))
+    rise = max(level[at] * np.exp(dice.uniform(math.log(0.3), math.log(2))), 8 * sigma[at])
+    loss[at:] += rise * np.exp(-np.arange(n - at) / dice.uniform(5, max(8, 0.05 * n)))
+    return _logged(dice, loss)
+
+
+def climbs(seed: int) -> tuple[Branch, int]:
+    """A loss that turns and climbs, through half of a long log and more, to its end; and the step
+    at which it turns."""
+    dice = np.random.default_rng(seed)
+    n, loss, level, sigma = _calm(dice, 1500)
+    at = int(dice.uniform(0.2, 0.5) * n)
+    rise = max(level[at] * dice.uniform(0.3, 1.2), 10 * sigma[at], 0.12 * (level[0] - level[at]))
+    shape = (np.arange(n - at) / (n - at)) ** dice.choice([1.0, 1.5, 2.0])
+    loss[at:] += level[at] - level[at:] + rise * shape
+    branch = _logged(dice, loss)
+    return branch, int(branch["loss"].steps[at])
+
+
+def _calm(dice: np.random.Generator, least: int) -> tuple[int, Floats, Floats, Floats]:
+    """How many points, the loss at them, its level and its noise."""
+    n = int(np.exp(dice.uniform(math.log(least), math.log(6000))))
+    level, share = _course(dice, n)
+    sigma = share * level
+    crests = min(dice.uniform(1, 3), 0.05 / share) * _waves(dice, n)
+    return n, level + sigma * (_noise(dice, n) + crests), level, sigma
+
+
+def _logged(dice: np.random.Generator, loss: Floats) -> Branch:
+    steps = np.arange(1, len(loss) + 1) * int(dice.choice([1, 5, 10, 25, 50, 100, 200]))
+    return {"loss": Curve(steps, np.maximum(loss, 0.002), np.full(len(loss), math.nan))}

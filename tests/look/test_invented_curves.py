@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ckptsurgeon.logs.curves import Curves
 from ckptsurgeon.look.advise import DIVERGED, RECOVERED, judge
-from tests.look.invented_curves import HELD_OUT, TUNING, invented
+from tests.look.invented_curves import HELD_OUT, TUNING, climbs, comes_back, invented
 
 
 def verdict(seed: int) -> str:
@@ -36,6 +40,27 @@ def test_the_onset_is_within_one_percent() -> None:
     """All but two: one is 2.3 % early, and one, a slow rise, 2 % late."""
     sick = [seed for seed in HELD_OUT if invented(seed).event is not None]
     assert sum(not near(seed) for seed in sick) <= 2
+
+
+SHAPES: dict[str, Any] = {"deadline": None, "database": None, "derandomize": True}
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=40, **SHAPES)
+def test_a_spike_that_comes_back_by_itself_is_no_divergence(seed: int) -> None:
+    assert judge(Curves(comes_back(seed))).verdict != DIVERGED
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=40, **SHAPES)
+def test_a_slow_climb_over_a_long_log_is_found(seed: int) -> None:
+    """It is not called before it turns, by more than 2 %, nor when most of it is over: it is seen
+    once it is higher than the waves of the data, and nothing in the curve says more."""
+    branch, turn = climbs(seed)
+    told = judge(Curves(branch))
+    assert told.verdict == DIVERGED and told.spike is not None
+    last = int(branch["loss"].steps[-1])
+    assert turn - 0.02 * last <= told.spike.first <= turn + 0.5 * (last - turn)
 
 
 @pytest.mark.slow
