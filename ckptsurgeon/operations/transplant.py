@@ -27,7 +27,7 @@ from ckptsurgeon.operations.numbered_parameters import order_of
 from ckptsurgeon.operations.relaunch import Relaunch
 from ckptsurgeon.operations.rollback import copied, relinked
 from ckptsurgeon.operations.section import Changes, Recipe, Section
-from ckptsurgeon.operations.transplanted_numbers import SOURCE, TEMPLATE, numbers
+from ckptsurgeon.operations.transplanted_numbers import COUNTERS, SOURCE, TEMPLATE, numbers
 from ckptsurgeon.operations.transplanted_tensors import Tensors
 from ckptsurgeon.plans.edits import AnyChange, NewStep, NewText, Renamed
 from ckptsurgeon.plans.promise import Promise
@@ -228,18 +228,26 @@ STEP = ("step", "step=", "step_", "step-")
 
 def _unlike(run: Run, wanted: Promise, made: Promise) -> Iterator[str]:
     """A sentence for each value that the next step of the source would use and this one will not,
-    with what sets it."""
+    with what sets it, and one for those that the source does not say."""
+    unsaid = []
     for name in Promise.values():
         old, new = getattr(wanted, name), getattr(made, name)
-        if old == new or old is None or name in ("groups", "settings", "optimizer"):
-            continue  # of an optimizer its states decide, which both have
-        if name in made.not_understood:
+        if old == new or name in (*ELSEWHERE, *made.not_understood):
             continue
         if isinstance(old, tuple) and isinstance(new, tuple) and set(old) == set(new):
             continue  # of param groups that are in another order
+        if old is None:
+            unsaid += [f"{name} {new}"] if name not in COUNTERS else []  # which `numbers` says
+            continue
         how = run.format.advise(name, old)
         here = "is not kept here" if new is None else f"is {new} here"
         yield f"{name} is {old} in the source and {here}: {how}"
+    if unsaid:
+        yield f"as the new trainer has it, for the source does not say: {', '.join(unsaid)}"
+
+
+ELSEWHERE = ("groups", "settings", "optimizer")
+"""Of an optimizer its states decide, which both have."""
 
 
 # --- commands ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ckptsurgeon.errors import SurgeryError, first_few
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.capabilities import HasHeads, SavesWeightsTwice
-from ckptsurgeon.formats.heads.head_counts import Model
+from ckptsurgeon.formats.places.json_beside import transformers_config
 from ckptsurgeon.formats.tensors.blocks import (
     Kinds,
     boxed,
@@ -249,22 +249,31 @@ class Tensors:
             return size
         if size in self._names.sizes:
             return self._names.sizes[size]
-        if self._model is None:
+        if size not in self._heads:
             raise SurgeryError(
                 f"{name}: how many {size} there are is said by neither of the two steps",
-                next=again("--names", "FILE", why=f"a page with `sizes: {{{size}: N}}`: {PAGE}"),
+                next=(
+                    again("--names", "FILE", why=f"a page with `sizes: {{{size}: N}}`: {PAGE}"),
+                    "or put the config.json that transformers saved of the model into the new step",
+                ),
             )
-        return self._model.heads if size == "heads" else self._model.groups
+        return self._heads[size]
 
     @cached_property
-    def _model(self) -> Model | None:
-        """What either of the steps says of its heads."""
+    def _heads(self) -> dict[str, int]:
+        """What either of the steps says of SIZES."""
         for each in (self._donor, self._checkpoint):
+            config = transformers_config(each.path) or {}
+            heads = config.get("num_attention_heads")
+            groups = config.get("num_key_value_heads") or heads
+            if isinstance(heads, int) and isinstance(groups, int):
+                return {"heads": heads, "kv_heads": groups}
             able = HasHeads.optional(each)
             with suppress(SurgeryError):
                 if able is not None and (found := able.attention()[0]):
-                    return found[0].model
-        return None
+                    model = found[0].model
+                    return {"heads": model.heads, "kv_heads": model.groups}
+        return {}
 
     def _filled(self, part: Part, theirs: Kinds) -> Change:
         name = part.parameter

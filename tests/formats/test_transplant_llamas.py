@@ -18,7 +18,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data
 from tests.support.launch import run_module
-from tests.support.llamas import KV_HEADS
+from tests.support.llamas import HEADS, KV_HEADS
 from tests.support.snapshot import snapshot
 
 pytestmark = [
@@ -27,15 +27,31 @@ pytestmark = [
 ]
 STEP, MORE = 4, 5
 TORCHTITAN, MEGATRON = "llama-huggingface-torchtitan", "llama-huggingface-megatron"
-LIBRARIES = ("hugging_face", "titan", "fused-titan", "megatron", "tensor-megatron")
+FSDP, ENGINES = "hugging_face-fsdp", tuple(f"hugging_face-zero-{stage}" for stage in (1, 2, 3))
+LIBRARIES = (
+    "hugging_face", FSDP, *ENGINES, "titan", "fused-titan", "megatron", "tensor-megatron",
+)  # fmt: skip
 PAGES = {
     "hugging_face": {"titan": TORCHTITAN, "fused-titan": TORCHTITAN, "megatron": MEGATRON,
-                     "tensor-megatron": MEGATRON},
+                     "tensor-megatron": MEGATRON, FSDP: "", **dict.fromkeys(ENGINES, "")},
+    FSDP: {"titan": TORCHTITAN, ENGINES[2]: ""},
+    ENGINES[0]: {"fused-titan": TORCHTITAN},
+    ENGINES[2]: {"tensor-megatron": MEGATRON},
     "titan": {"fused-titan": "torchtitan-fused"},
     "megatron": {"tensor-megatron": ""},
 }  # fmt: skip
 """The page between two libraries, which is read in both directions."""
-MOVES = [pair for a, more in PAGES.items() for b in more for pair in ((a, b), (b, a))]
+MOVES = [
+    *(pair for b in ("titan", "fused-titan", "megatron", "tensor-megatron", FSDP)
+      for pair in (("hugging_face", b), (b, "hugging_face"))),
+    ("titan", "fused-titan"), ("fused-titan", "titan"), ("tensor-megatron", "megatron"),
+    (FSDP, "titan"), ("hugging_face", ENGINES[0]), (ENGINES[1], "hugging_face"),
+    (ENGINES[2], FSDP), ("fused-titan", ENGINES[0]), ("tensor-megatron", ENGINES[2]),
+]  # fmt: skip
+
+
+def page(source: str, target: str) -> str:
+    return PAGES[source][target] if target in PAGES.get(source, ()) else PAGES[target][source]
 
 
 def train(library: str, root: Path, stop: int, *more: str) -> dict[int, float]:
@@ -44,9 +60,10 @@ def train(library: str, root: Path, stop: int, *more: str) -> dict[int, float]:
     if library.endswith("megatron"):
         words, ranks = ["tests.support.megatron_llama"], 2 if library != "megatron" else 1
         more = (*more, "--tensor", str(ranks))
-    done = run_module(
-        *words, root, stop, *more, ranks=ranks, environment={"PYTHONWARNINGS": "ignore"}
-    )
+    environment = {"PYTHONWARNINGS": "ignore"}
+    if library == FSDP:
+        environment["ACCELERATE_USE_CPU"], ranks = "true", 2
+    done = run_module(*words, root, stop, *more, ranks=ranks, environment=environment)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
     return {int(step): loss for step, loss in json.loads(line).items()}
 
@@ -72,13 +89,13 @@ def losses(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
     return out
 
 
-def filled(run: Path, source: Path, page: str) -> Plan:
+def filled(run: Path, source: Path, names: str) -> Plan:
     """The run, filled, taken back and filled again."""
-    if page == "torchtitan-fused":  # torchtitan's steps do not say how many heads there are
-        file = run.parent / "fused.yaml"
-        file.write_text(f"use: {page}\nsizes: {{kv_heads: {KV_HEADS}}}\n")
-        page = str(file)
-    section: dict[str, Any] = {"source": str(source), "step": STEP, "names": page}
+    if names == "torchtitan-fused" or FSDP in source.name:
+        file = run.parent / "page.yaml"  # neither step says how many heads there are
+        file.write_text(f"use: {names}\nsizes: {{heads: {HEADS}, kv_heads: {KV_HEADS}}}\n")
+        names = str(file) if names else ""
+    section: dict[str, Any] = {"source": str(source), "step": STEP, "names": names}
     for root in (run, source):
         if (root / "order.txt").exists():
             section["order"] = str(root / "order.txt")
@@ -98,8 +115,7 @@ def test_the_next_losses_are_those_of_the_source(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / f"fresh {target}", run)
-    page = PAGES.get(source, {}).get(target)
-    filled(run, runs / source, PAGES[target][source] if page is None else page)
+    filled(run, runs / source, page(source, target))
     like = []
     if source == "hugging_face" and "titan" in target:
         like = ["--like", str(runs / source / f"checkpoint-{STEP}")]
@@ -111,8 +127,8 @@ def test_there_and_back_is_the_step_that_was_saved(runs: Path, tmp_path: Path, t
     run, back = tmp_path / "run", tmp_path / "back"
     shutil.copytree(runs / f"fresh {there}", run)
     shutil.copytree(runs / "fresh hugging_face", back)
-    filled(run, runs / "hugging_face", PAGES["hugging_face"][there])
-    filled(back, run, PAGES["hugging_face"][there])
+    filled(run, runs / "hugging_face", page("hugging_face", there))
+    filled(back, run, page("hugging_face", there))
     mine, its = (root / f"checkpoint-{STEP}" for root in (back, runs / "hugging_face"))
     weights, known = (load_file(step / "model.safetensors") for step in (mine, its))
     assert weights.keys() == known.keys()
@@ -143,11 +159,11 @@ def test_a_number_of_heads_that_no_step_says_is_asked_for(runs: Path, tmp_path: 
 
 
 def test_a_number_of_heads_that_does_not_fit_is_refused(runs: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.yaml"
-    page.write_text(f"use: {TORCHTITAN}\nsizes: {{heads: 3}}\n")
+    file = tmp_path / "page.yaml"
+    file.write_text(f"use: {TORCHTITAN}\nsizes: {{heads: 3}}\n")
     run = tmp_path / "run"
     shutil.copytree(runs / "fresh titan", run)
     before = snapshot(run)
     with pytest.raises(SurgeryError, match="32 rows are not those of 1 groups and 3 heads"):
-        filled(run, runs / "hugging_face", str(page))
+        filled(run, runs / "hugging_face", str(file))
     assert snapshot(run) == before

@@ -28,6 +28,7 @@ SHAPE = {
     "intermediate_size": 256, "rope_theta": 500000.0,
 }  # fmt: skip
 """Of the model that `olmo_core` trains."""
+ADAM = {"beta2": 0.999, "eps": 1e-8}
 BARE = "model.embed_tokens.weight"
 """What does not decay there."""
 
@@ -76,8 +77,8 @@ def olmo(root: Path, stop: int) -> Seen:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("olmo")
-    llamas.hugging_face(folder / "hugging_face", STEP, beta2=0.999, **SHAPE)
-    llamas.hugging_face(folder / "fresh hugging_face", 1, seed=7, beta2=0.999, **SHAPE)
+    llamas.hugging_face(folder / "hugging_face", STEP, **ADAM, **SHAPE)
+    llamas.hugging_face(folder / "fresh hugging_face", 1, seed=7, **ADAM, **SHAPE)
     olmo(folder / "olmo", STEP)
     olmo(folder / "fresh olmo", 1)
     return folder

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.support import fsdp2
+
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, TOKENS = 32, 2, 4, 2, 48, 64
 BATCH, LENGTH, RATE, THETA = 4, 16, 5e-3, 10000.0
-BETAS = (0.9, 0.95)
+BETAS, EPS = (0.9, 0.95), 1e-4
+"""Eps is so large that a gradient of another scale, as a clip leaves it, shows in the losses."""
 
 
 def tokens(step: int) -> torch.Tensor:
@@ -34,21 +38,31 @@ def tokens(step: int) -> torch.Tensor:
 
 
 def hugging_face(
-    root: Path, stop: int, *, seed: int = 0, beta2: float = BETAS[1], **shape: Any
+    root: Path,
+    stop: int,
+    *,
+    seed: int = 0,
+    beta2: float = BETAS[1],
+    eps: float = EPS,
+    how: str = "",
+    **shape: Any,
 ) -> dict[int, float]:
-    """To step `stop`, from where the Trainer resumes, saving every step; the loss of each. The
-    model is of another `shape` than the module's where that is given."""
+    """To step `stop`, from where the Trainer resumes, saving every step; the loss of each. `how` is
+    one of HOW. The model is of another `shape` than the module's where that is given."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     torch.manual_seed(seed)
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
     data = [{"input_ids": row, "labels": row} for step in range(1, 41) for row in tokens(step)]
     arguments = TrainingArguments(
-        str(root), max_steps=stop, per_device_train_batch_size=BATCH, learning_rate=RATE,
-        weight_decay=0.1, adam_beta2=beta2, lr_scheduler_type="constant",
-        logging_steps=1, save_steps=1, max_grad_norm=0.0, use_cpu=True, report_to=[],
-        disable_tqdm=True, seed=seed,
-        train_sampling_strategy="sequential",
+        str(root), max_steps=stop, per_device_train_batch_size=BATCH // ranks,
+        learning_rate=RATE, weight_decay=0.1, adam_beta2=beta2, adam_epsilon=eps,
+        lr_scheduler_type="constant",
+        logging_steps=1, save_steps=1, max_grad_norm=0.0, report_to=[], disable_tqdm=True,
+        seed=seed, train_sampling_strategy="sequential", **HOW[how],
     )  # fmt: skip
+    if how == "fsdp":
+        fsdp2.as_gpu()
     seen: dict[int, float] = {}
 
     class Losses(TrainerCallback):
@@ -58,11 +72,32 @@ def hugging_face(
 
     trainer = Trainer(llama(**shape), arguments, train_dataset=data, callbacks=[Losses()])
     trainer.train(resume_from_checkpoint=any(root.glob("checkpoint-*")))
-    if not (root / "order.txt").exists():
+    if not how and not (root / "order.txt").exists():
         named = {id(p): name for name, p in trainer.model.named_parameters()}
         order = [named[id(p)] for g in trainer.optimizer.param_groups for p in g["params"]]
         (root / "order.txt").write_text("\n".join(order))
     return seen
+
+
+def _zero(stage: int) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": 1_000_000}
+    if stage == 3:  # which else rounds the inputs of linear layers
+        zero["memory_efficient_linear"] = False
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH, "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0,
+    }  # fmt: skip
+    return {"deepspeed": config}
+
+
+HOW: Mapping[str, Mapping[str, Any]] = {
+    "": {"use_cpu": True},
+    "fsdp": {"use_cpu": True, "fsdp": "full_shard",
+             "fsdp_config": {"version": 2, "state_dict_type": "SHARDED_STATE_DICT"}},
+    **{f"zero-{stage}": _zero(stage) for stage in (1, 2, 3)},
+}  # fmt: skip
+"""What the Trainer is told beside: FSDP2 on all ranks, or an engine of DeepSpeed."""
+HUGGING_FACE = {"hugging_face" + (f"-{how}" if how else ""): how for how in HOW}
 
 
 def llama(**shape: Any) -> Any:
@@ -130,7 +165,7 @@ class Titan:
         self.config = titan_config(fused)
         self.model = self.config.build()
         self.model.init_states()
-        adam = {"lr": RATE, "betas": BETAS, "eps": 1e-8}
+        adam = {"lr": RATE, "betas": BETAS, "eps": EPS}
         groups = [
             ParamGroupConfig(pattern=pattern, optimizer_name="AdamW",
                              optimizer_kwargs={**adam, "weight_decay": decay})
@@ -180,7 +215,7 @@ def titan_config(fused: bool) -> Any:
     from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
     from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
 
-    normal = {"weight": torch.nn.init.normal_}
+    normal = {"weight": lambda weight: torch.nn.init.normal_(weight, std=0.02)}
     norm = RMSNorm.Config(normalized_shape=HIDDEN, param_init={"weight": torch.nn.init.ones_})
     layers = [
         Llama3TransformerBlock.Config(
@@ -246,14 +281,22 @@ def without_experts() -> None:
 
 def main() -> None:
     words = argparse.ArgumentParser()
-    words.add_argument("library", choices=["hugging_face", "titan", "fused-titan"])
+    words.add_argument("library", choices=[*HUGGING_FACE, "titan", "fused-titan"])
     words.add_argument("root", type=Path)
     words.add_argument("stop", type=int)
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--like", type=Path, help="a step of the Trainer that the newest must equal")
     given = words.parse_args()
-    if given.library == "hugging_face":
-        print(json.dumps(hugging_face(given.root, given.stop, seed=given.seed)))
+    if given.library in HUGGING_FACE:
+        how = HUGGING_FACE[given.library]
+        if how.startswith("zero"):
+            os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(fsdp2.free_port())}
+        seen = hugging_face(given.root, given.stop, seed=given.seed, how=how)
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(json.dumps(seen))
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
         return
     without_experts()
     titan = Titan(given.root, fused=given.library == "fused-titan", seed=given.seed)

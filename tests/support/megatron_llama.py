@@ -105,7 +105,7 @@ def main() -> None:
         SHAPE, group_query_attention=True, global_batch_size=llamas.BATCH, clip_grad=0.0,
         hysteresis=2, sharding="fully_reshardable", use_distributed_optimizer=True, fp16=False,
         lr=llamas.RATE, min_lr=llamas.RATE, weight_decay=0.1, initial_loss_scale=1.0,
-        mup_width=None,
+        mup_width=None, adam_eps=llamas.EPS,
         lr_warmup_samples=0, lr_decay_samples=200, lr_decay_style="constant", use_checkpoint=False,
         override=False, verify_integrity=False, gpt=True,
     )  # fmt: skip

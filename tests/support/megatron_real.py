@@ -141,7 +141,8 @@ def trained(transformer: Any, model: Any, args: argparse.Namespace) -> tuple[Any
     )
     config = OptimizerConfig(
         optimizer="adam", lr=args.lr, min_lr=args.min_lr, weight_decay=args.weight_decay,
-        adam_beta1=0.9, adam_beta2=0.95, use_distributed_optimizer=distributed,
+        adam_beta1=0.9, adam_beta2=0.95,
+        adam_eps=getattr(args, "adam_eps", 1e-8), use_distributed_optimizer=distributed,
         clip_grad=getattr(args, "clip_grad", 1.0),
         fp16=args.fp16, params_dtype=_dtype(args),
         initial_loss_scale=args.initial_loss_scale,
