@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from ckptsurgeon.formats.tensors.blocks import (
     totals,
     unstacked,
 )
-from ckptsurgeon.formats.tensors.geometry import Band, Unknown, gathered
+from ckptsurgeon.formats.tensors.geometry import Band, Found, Unknown
 from ckptsurgeon.formats.tensors.row_order import Order, Section, in_one_order
 from ckptsurgeon.hints import again, command
 from ckptsurgeon.operations.computed_changes import (
@@ -115,11 +115,11 @@ class Tensors:
 
     def changes(self) -> list[Change]:
         """One for each stretch of a tensor that is filled."""
-        out = []
+        out: list[Change] = []
         for name, kinds in self._own.items():
             for way, some in self._ways(name, kinds):
                 for own, theirs in self._pairs(name, some, way):
-                    out += [self._filled(part, theirs) for part in every(own)]
+                    out += self._filled(own, theirs)
         return joined(out)
 
     def _refuse_lone_moments(self, used: Collection[str]) -> None:
@@ -275,21 +275,30 @@ class Tensors:
                     return {"heads": model.heads, "kv_heads": model.groups}
         return {}
 
-    def _filled(self, part: Part, theirs: Kinds) -> Change:
-        name = part.parameter
-        kind = _origin(part, theirs)
-        for each in theirs[kind]:
-            if each.place.value.dtype not in ITEM:
-                raise SurgeryError(
-                    f"{name}: the {kind} of the source are {each.place.value.dtype}, which can't "
-                    "be computed with",
-                    next="transplant from an optimizer that keeps floats",
-                )
+    def _filled(self, own: Kinds, theirs: Kinds) -> Iterator[Change]:
+        """A change for each part, all of which are of one parameter."""
+        origins: dict[str, list[Part]] = {}
+        for part in every(own):
+            origins.setdefault(_origin(part, theirs), []).append(part)
+        for kind, parts in origins.items():
+            for each in theirs[kind]:
+                if each.place.value.dtype not in ITEM:
+                    raise SurgeryError(
+                        f"{parts[0].parameter}: the {kind} of the source are "
+                        f"{each.place.value.dtype}, which can't be computed with",
+                        next="transplant from an optimizer that keeps floats",
+                    )
+            found = Found(theirs[kind], parts)
+            for part in parts:
+                yield self._from(part, found)
+
+    def _from(self, part: Part, found: Found) -> Change:
         try:
-            terms = [self._term(band) for band in gathered(part, theirs[kind])]
+            terms = [self._term(band) for band in found.gathered(part)]
         except Unknown as why:
             raise SurgeryError(
-                f"{name} {why}: its {part.kind} in {part.place.file.name} can't be filled",
+                f"{part.parameter} {why}: its {part.kind} in {part.place.file.name} can't be "
+                "filled",
                 next=command("show", why="what each of the two runs has"),
             ) from None
         sources = tuple(source for term in terms for source in term)

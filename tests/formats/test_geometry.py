@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsurgeon.formats import Box, Part, Place
+from ckptsurgeon.formats.tensors import geometry
 from ckptsurgeon.formats.tensors.geometry import Unknown, gathered
 from tests.support.cut_parts import steps, taken
 
@@ -53,3 +55,35 @@ def test_a_cut_along_the_columns_is_a_few_ranges_however_many_rows_there_are() -
     ]
     assert [len(band.columns) for band in gathered(whole, halves)] == [2]
     assert [(band.rows, len(band.columns)) for band in gathered(halves[1], [whole])] == [(5000, 1)]
+
+
+def test_a_part_is_looked_for_among_its_neighbours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ranks there are: what is compared grows with their number, not its square."""
+    compared = 0
+    meet = geometry._meet
+
+    def counted(*rects: Any) -> bool:
+        nonlocal compared
+        compared += 1
+        return meet(*rects)
+
+    monkeypatch.setattr(geometry, "_meet", counted)
+    own, found = (ranks(count) for count in (512, 384))
+    there = geometry.Found(found, own)
+    for part in own:
+        bands = there.gathered(part)
+        assert sum(row.width for band in bands for row in band.columns) == part.end
+    assert compared <= 3 * (512 + 384)
+
+
+def ranks(count: int) -> list[Any]:
+    """So many, which cut the rows of one parameter."""
+    rows = 1536 // count
+    return [
+        Part.whole(
+            "w", str(i), "master",
+            Place(Path(f"{i}.pt"), (), SimpleNamespace(numel=rows * 4)),
+            Box((1536, 4), (i * rows, 0), (rows, 4)),
+        )
+        for i in range(count)
+    ]  # fmt: skip

@@ -7,8 +7,9 @@ cut of it then has some columns of some rows, and a part has a run of those, row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise, product
 from math import prod
 from operator import itemgetter
 from typing import NamedTuple
@@ -78,22 +79,51 @@ class _Run(NamedTuple):
                 yield self.rect.top + row + 1
 
 
+class Found:
+    """The elements of a parameter and kind in one step, out of which parts of another step are
+    gathered. Every part has a box; of copies, one is taken."""
+
+    def __init__(self, found: Sequence[Part], wanted: Iterable[Part]) -> None:
+        boxes = [_box(part) for part in found]
+        self._sizes = {box.whole for box in boxes}
+        self._axis = max(_last_cut(box) for box in (*boxes, *map(_box, wanted)))
+        runs = [run for part in found for run in _runs(part, self._axis)]
+        runs.sort(key=lambda run: self._extent(run.rect))
+        extents = [self._extent(run.rect) for run in runs]
+        self._runs, self._begins = runs, [begin for begin, _ in extents]
+        self._ends = list(accumulate((end for _, end in extents), max))
+
+    def gathered(self, wanted: Part) -> list[Band]:
+        """The elements of `wanted`, one of the parts that were said, one after another. Raises
+        Unknown for elements that are in none of the parts."""
+        own = _box(wanted)
+        if other := next((size for size in self._sizes if size != own.whole), None):
+            raise Unknown(f"has the sizes {list(own.whole)} and {list(other)}")
+        out: list[Band] = []
+        for run in _runs(wanted, self._axis):
+            for rect in _pieces(run.rect, run.first, run.end):
+                out += _bands(rect, self._near(rect))
+        return out
+
+    def _extent(self, rect: _Rect) -> tuple[int, int]:
+        """Its rows; its columns where the matrix has one row, which is where only axis 0 is cut."""
+        return (rect.top, rect.bottom) if self._axis else (rect.left, rect.right)
+
+    def _near(self, rect: _Rect) -> list[_Run]:
+        """The runs that have any element of it, in time that their number hardly decides."""
+        begin, end = self._extent(rect)
+        first, last = bisect_right(self._ends, begin), bisect_left(self._begins, end)
+        return [run for run in self._runs[first:last] if _meet(rect, run.rect)]
+
+
 def gathered(wanted: Part, found: Sequence[Part]) -> list[Band]:
-    """The elements of `wanted`, one after another, out of `found`: parts of the same parameter and
-    kind in another step. Their `box` says which block of it each cut is; of copies, the first one
-    is taken. Raises Unknown for elements that are in none of them."""
-    boxes = [part.box for part in (wanted, *found)]
-    own, *others = [box for box in boxes if box is not None]
-    assert len(others) == len(found), "every part has a box"
-    if other := next((box for box in others if box.whole != own.whole), None):
-        raise Unknown(f"has the sizes {list(own.whole)} and {list(other.whole)}")
-    axis = max(map(_last_cut, (own, *others)))
-    runs = [run for part in found for run in _runs(part, axis)]
-    out: list[Band] = []
-    for run in _runs(wanted, axis):
-        for rect in _pieces(run.rect, run.first, run.end):
-            out += _bands(rect, [each for each in runs if _meet(rect, each.rect)])
-    return out
+    """The elements of `wanted` out of `found`: see `Found`."""
+    return Found(found, [wanted]).gathered(wanted)
+
+
+def _box(part: Part) -> Box:
+    assert part.box is not None, "every part has a box"
+    return part.box
 
 
 def _last_cut(box: Box) -> int:
