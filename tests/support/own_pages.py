@@ -4,7 +4,7 @@ last one or over it."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -49,11 +49,13 @@ PAGES: Mapping[str, tuple[str, str]] = {
 
 class Trainer:
     """Saves what a page describes, as torch.save does now or did until 1.6. Every file of a save
-    has its `mark`."""
+    has its `mark`. By `also` the page names more fields that are the same key as the iteration."""
 
-    def __init__(self, root: Path, page: str, *, zipped: bool) -> None:
+    def __init__(self, root: Path, page: str, *, zipped: bool, also: Collection[str] = ()) -> None:
         self.root, self.zipped = root, zipped
         self.page, self.path = PAGES[page]
+        fields = ", ".join(f"{name}: [[iter_num]]" for name in ("iteration", *sorted(also)))
+        self.page = self.page.replace("iteration: [[iter_num]]", fields)
         self.saves = 0
         root.mkdir()
         (root / "own.yaml").write_text(self.page)
