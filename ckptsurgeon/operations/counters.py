@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.place_changes import of_settings
@@ -22,8 +22,10 @@ def counter_changes(
     """Changes that set these counters, wherever they are kept.
 
     Only the counters: the schedule keeps its own, so the learning rate stays where it is.
-    `moved` says that the same recipe sets the schedule's, too."""
+    `moved` says that the same recipe sets the schedule's, too. Raises UsageError for two counters
+    that are one number and would be two."""
     changes: list[AnyChange] = []
+    typed: dict[tuple[Any, ...], tuple[str, Any]] = {}
     warnings: list[str] = []
     data = checkpoint.state().data if "consumed_samples" in counters else ""
     if data:
@@ -36,6 +38,16 @@ def counter_changes(
                 next=command("show", why="what it keeps"),
             )
         warnings += [note for note in notes if note not in warnings]
+        for field, place, new in settings:
+            if field != key:  # what follows from it
+                continue
+            other, known = typed.setdefault((place.file, place.path), (key, new))
+            if known != new:
+                raise UsageError(
+                    f"{other} and {key} are one number in {place.file.name}, and can't be {known} "
+                    f"and {new}",
+                    next=f"set {other} alone, or both to one value",
+                )
         changes += of_settings(run, settings)
     schedule = checkpoint.state().schedule or {}
     if "consumed_samples" in counters and "num_steps" in schedule and not moved:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ckptsurgeon import plan, surgery
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.plans.edits import Truncate
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.recipe.file import from_data
@@ -27,6 +27,7 @@ edits = st.sampled_from(
         {"set": {"iteration": 40}},
         {"set": {"consumed_samples": 3}},
         {"set": {"iteration": 6, "consumed_samples": 6}},
+        {"set": {"iteration": 6, "consumed_samples": 7}},
         {"set": {"beta2": 0.9}},
         {"set": {"lr": 3e-4}},
         {"reset": ["moments"]},
@@ -50,7 +51,7 @@ def done(trainer: Trainer, data: Mapping[str, Any]) -> Receipt | None:
     before = snapshot(run.root)
     try:
         made = plan(run, from_data(data))
-    except SurgeryError:
+    except (SurgeryError, UsageError):
         assert snapshot(run.root) == before
         return None
     return None if made.empty else surgery.apply(run, made)
@@ -116,6 +117,24 @@ def test_what_was_done_is_undone_and_redone(
     page: str, zipped: bool, twice: bool, history: list[dict[str, Any]], trained: int
 ) -> None:
     back_and_forth(page, zipped, twice, history, trained)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_one_number_is_not_two(page: str, tmp_path: Path) -> None:
+    """By a page that says of one key that it is two fields."""
+    trainer = Trainer(tmp_path / "run", page, zipped=True, also=ALSO)
+    trainer.save(4)
+    before = snapshot(trainer.root)
+    for values in (
+        {"iteration": 6, "consumed_samples": 7},
+        {"consumed_samples": 7, "iteration": 6},
+    ):
+        with pytest.raises(UsageError, match="are one number in"):
+            plan(trainer.run(), from_data({"set": values}))
+    assert snapshot(trainer.root) == before
+    made = plan(trainer.run(), from_data({"set": {"iteration": 6, "consumed_samples": 6}}))
+    assert made.promise is not None
+    assert made.promise.step == 7
 
 
 @pytest.mark.slow
