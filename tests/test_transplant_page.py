@@ -95,6 +95,16 @@ def test_the_page_of_heads_adds_to_one_that_is_shipped(tmp_path: Path) -> None:
     assert (way.sources, way.heads, way.to_pairs) == ((mine,), ("heads",), False)
 
 
+def test_an_own_rule_goes_before_the_same_one_of_a_shipped_page(tmp_path: Path) -> None:
+    page = tmp_path / "names.yaml"
+    name = "model.norm.weight"
+    page.write_text(f"use: llama-huggingface-torchtitan\nrename: {{{name}: last.weight}}\n")
+    read = parameter_names.read(str(page))
+    assert read.rename[name] == "last.weight"
+    assert next(iter(read.rename)) == name
+    assert len(read.rename) == len(parameter_names.read("llama-huggingface-torchtitan").rename)
+
+
 def test_each_page_that_is_shipped_is_read_and_named_in_the_docs() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \|", PAGE, re.MULTILINE)
     assert sorted(rows) == parameter_names.shipped()

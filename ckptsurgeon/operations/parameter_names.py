@@ -16,7 +16,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
-from ckptsurgeon.hints import Hint
+from ckptsurgeon.hints import Hint, again
 
 PAGE = "docs/transplant.md"
 FOLDER = Path(__file__).with_name("names")
@@ -63,6 +63,15 @@ class Names:
     halves_to_pairs: Mapping[str, Size] = field(default_factory=dict)
     pairs_to_halves: Mapping[str, Size] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    typed: str = ""
+    """The page as it was named."""
+
+    def another(self, why: str) -> Hint:
+        """The command once more, with a page, or with another one."""
+        why = f"{why}: {PAGE}"
+        if self.typed:
+            return again(swapped=(self.typed, "FILE"), why=why)
+        return again("--names", "FILE", why=why)
 
     def origins(self, names: Collection[str], own: Collection[str]) -> dict[str, list[Origin]]:
         """Each of the `own` names here that the source's `names` lead to, and the ways: a trainer
@@ -97,7 +106,7 @@ class Names:
         return Names(
             {new: old for old, new in self.rename.items()},
             self.split, self.fuse, self.groups,
-            self.pairs_to_halves, self.halves_to_pairs, self.sizes,
+            self.pairs_to_halves, self.halves_to_pairs, self.sizes, self.typed,
         )  # fmt: skip
 
     def _all(self, names: Collection[str]) -> Iterator[tuple[str, Origin]]:
@@ -191,6 +200,7 @@ def read(path: str) -> Names:
     UsageError with the key that is wrong."""
     if not path:
         return Names()
+    typed = path
     if path in shipped() and not Path(path).exists():
         path = str(FOLDER / f"{path}.yaml")
     try:
@@ -215,11 +225,12 @@ def read(path: str) -> Names:
     own = {key: data[key] for key in (*NAMES, *ROWS, "sizes") if key in data}
     used = data.get("use")
     if used is None:
-        return Names(**own)
+        return Names(**own, typed=typed)
     if used not in shipped():
         raise UsageError(f"{path}: use: {used}: no page of that name is shipped", next=_pages())
     base = read(used)
-    return replace(base, **{key: {**own[key], **getattr(base, key)} for key in own})
+    added = {key: {**own[key], **getattr(base, key), **own[key]} for key in own}
+    return replace(base, **added, typed=typed)
 
 
 def _pages() -> Hint:

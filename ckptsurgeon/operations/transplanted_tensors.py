@@ -26,7 +26,7 @@ from ckptsurgeon.formats.tensors.blocks import (
 )
 from ckptsurgeon.formats.tensors.geometry import Band, Found, Unknown
 from ckptsurgeon.formats.tensors.row_order import Order, Section, in_one_order
-from ckptsurgeon.hints import again, command
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import (
     change,
     refuse_other_states,
@@ -88,7 +88,7 @@ class Tensors:
             raise SurgeryError(
                 f"no parameter of {checkpoint.path.name} is in {donor.path.name} by its name: "
                 f"{next(iter(self._own), 'none')} here, {next(iter(self._theirs), 'none')} there",
-                next=again("--names", "FILE", why=f"a page with both names: {PAGE}"),
+                next=names.another("a page with both names"),
             )
         self._refuse_lone_moments(used)
 
@@ -140,7 +140,7 @@ class Tensors:
         for name, checkpoint in lone.items():
             raise SurgeryError(
                 f"{checkpoint.path.name} has moments of {name} and no weights by that name",
-                next=again("--names", "FILE", why=f"a page that says what it is made of: {PAGE}"),
+                next=self._names.another("a page that says what it is made of"),
             )
 
     def _ways(self, name: str, kinds: Kinds) -> list[tuple[Origin, Kinds]]:
@@ -247,13 +247,19 @@ class Tensors:
         """A size that a page says, or one of the model's by its name."""
         if isinstance(size, int):
             return size
-        if size in self._names.sizes:
-            return self._names.sizes[size]
+        said = self._names.sizes.get(size)
+        if said is not None and self._heads.get(size, said) != said:
+            raise SurgeryError(
+                f"{name}: the page says {said} {size}, and the steps say {self._heads[size]}",
+                next=f"leave out sizes where a step says them: {PAGE}",
+            )
+        if said is not None:
+            return said
         if size not in self._heads:
             raise SurgeryError(
                 f"{name}: how many {size} there are is said by neither of the two steps",
                 next=(
-                    again("--names", "FILE", why=f"a page with `sizes: {{{size}: N}}`: {PAGE}"),
+                    self._names.another(f"a page with `sizes: {{{size}: N}}`"),
                     "or put the config.json that transformers saved of the model into the new step",
                 ),
             )

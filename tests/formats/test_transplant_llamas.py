@@ -158,9 +158,22 @@ def test_a_number_of_heads_that_no_step_says_is_asked_for(runs: Path, tmp_path: 
     assert "sizes: {kv_heads: N}" in str(it.value.next)
 
 
+def test_a_number_of_heads_that_the_model_has_not_is_refused(runs: Path, tmp_path: Path) -> None:
+    """Also one that the rows would allow."""
+    file = tmp_path / "page.yaml"
+    file.write_text(f"use: {MEGATRON}\nsizes: {{kv_heads: {HEADS}}}\n")
+    run = tmp_path / "run"
+    shutil.copytree(runs / "fresh megatron", run)
+    before = snapshot(run)
+    with pytest.raises(SurgeryError, match="the page says 4 kv_heads, and the steps say 2"):
+        filled(run, runs / "hugging_face", str(file))
+    assert snapshot(run) == before
+
+
 def test_a_number_of_heads_that_does_not_fit_is_refused(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.yaml"
-    file.write_text(f"use: {TORCHTITAN}\nsizes: {{heads: 3}}\n")
+    query = "model.layers.{i}.self_attn.q_proj.weight"
+    file.write_text(f"use: {TORCHTITAN}\nhalves_to_pairs: {{'{query}': 3}}\n")
     run = tmp_path / "run"
     shutil.copytree(runs / "fresh titan", run)
     before = snapshot(run)
