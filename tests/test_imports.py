@@ -57,6 +57,35 @@ def test_no_test_module_imports_another() -> None:
     assert found == []
 
 
+def test_every_test_is_collected_without_the_libraries_of_make_test_formats() -> None:
+    """`make test` collects them all, and installs none of these."""
+    extras = tomllib.loads((REPO / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = extras["optional-dependencies"]["formats"] + ["megatron", "olmo_core", "nemo", "verl"]
+    absent = {name.partition(">=")[0].replace("-", "_") for name in wanted}
+    assert {"transformers", "accelerate", "torchtitan"} < absent
+    modules = [
+        ".".join(path.relative_to(REPO).with_suffix("").parts)
+        for path in sorted((REPO / "tests").rglob("test_*.py"))
+        if "mark.formats" in path.read_text("utf-8")
+    ]
+    code = f"""
+import importlib, sys, pytest
+sys.modules.update(dict.fromkeys({sorted(absent)!r}))
+for name in {modules!r}:
+    try:
+        importlib.import_module(name)
+    except pytest.skip.Exception:
+        pass
+    except ModuleNotFoundError as error:
+        print(name, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO
+    )
+    assert len(modules) > 20
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize(("folder", "most"), [("ckptsurgeon", 22), ("ckptsurgeon/formats", 18)])
 def test_a_reader_can_survey_the_rooms(folder: str, most: int) -> None:
     inside = {

@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 
-from tests.support import fsdp2
-
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, TOKENS = 32, 2, 4, 2, 48, 64
 BATCH, LENGTH, RATE, THETA = 4, 16, 5e-3, 10000.0
 BETAS, EPS = (0.9, 0.95), 1e-4
@@ -62,6 +60,8 @@ def hugging_face(
         seed=seed, train_sampling_strategy="sequential", **HOW[how],
     )  # fmt: skip
     if how == "fsdp":
+        from tests.support import fsdp2
+
         fsdp2.as_gpu()
     seen: dict[int, float] = {}
 
@@ -290,6 +290,8 @@ def main() -> None:
     if given.library in HUGGING_FACE:
         how = HUGGING_FACE[given.library]
         if how.startswith("zero"):
+            from tests.support import fsdp2
+
             os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(fsdp2.free_port())}
         seen = hugging_face(given.root, given.stop, seed=given.seed, how=how)
