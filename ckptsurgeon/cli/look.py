@@ -132,9 +132,10 @@ def verify(
     against: Annotated[
         int | None,
         typer.Option(
+            "--after",
             "--against",
             metavar="STEP",
-            help="Level 4, and compare every tensor with that of an earlier step.",
+            help="Level 4, and whether it goes on from this earlier step: moments, weights, data.",
             autocompletion=saved_steps,
         ),
     ] = None,
@@ -163,12 +164,13 @@ def verify(
     It checks that the shards are complete, readable and in agreement, that the pointers are right,
     and that the last promise was kept. --level 3 also checks every byte that has a CRC. --level 4
     also finds NaN, Inf, moments that no gradients can give, masters that do not round to their
-    weights and a lost Adam step; with --against also saves that are dead (docs/vitals.md). --log
-    and --tb also check what the trainer did at its first updates.
+    weights and a lost Adam step. --after says whether the trainer went on from an earlier step, or
+    began with a cold optimizer (docs/vitals.md). --log and --tb also check what the trainer did at
+    its first updates.
 
     Examples:
     ckptsurgeon verify
-    ckptsurgeon verify 8 --level 4 --against 6
+    ckptsurgeon verify 8 --after 6
     ckptsurgeon verify --log slurm-4711.out
     """
     from ckptsurgeon import look

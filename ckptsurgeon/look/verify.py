@@ -18,7 +18,7 @@ from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import receipt_file, set_aside, standing, with_caveats
 
 if TYPE_CHECKING:
-    from ckptsurgeon.look.vitals.between import Between
+    from ckptsurgeon.look.resumed.verdict import Verdict
     from ckptsurgeon.look.vitals.facts import Moment
 
 
@@ -27,7 +27,8 @@ class Verification:
     """What `verify` found at one step; nothing means sound, as far as `level` goes. `no_crc`
     (from level 1) counts bytes that no CRC protects; `moments` are of level 4, and so are the
     sentences of `not_compared`, on what could not be held against anything. `against` is the
-    earlier step that every tensor was compared with."""
+    earlier step that every tensor was compared with, and `since` are the verdicts on that, or on
+    the counters since the step before."""
 
     step: int
     format: str
@@ -39,6 +40,7 @@ class Verification:
     moments: Mapping[str, Moment] | None
     not_compared: tuple[str, ...] = ()
     against: int | None = None
+    since: tuple[Verdict, ...] = ()
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -100,10 +102,13 @@ def verify(
     )
     found += map(Finding, sound.findings)
     not_compared = [] if sound.values is None else list(sound.values.not_compared)
+    since: list[Verdict] = []
     if sound.checkpoint is not None and level >= soundness.VALUES:
-        since = _since(run, sound.checkpoint, against)
-        found += map(Finding, since.findings)
-        not_compared += since.not_compared
+        from ckptsurgeon.look.resumed.verdict import DIFFERS, NOT_COMPARED
+
+        since = _since(run, sound.checkpoint, against, jobs, progress)
+        found += [Finding(each.text) for each in since if each.verdict == DIFFERS]
+        not_compared += [str(each) for each in since if each.verdict == NOT_COMPARED]
     promise: Promise | None = None
     try:
         if sound.checkpoint is not None:
@@ -127,35 +132,44 @@ def verify(
         moments=None if sound.values is None else sound.values.moments,
         not_compared=tuple(not_compared),
         against=against,
+        since=tuple(since),
     )
 
 
 def _against(run: Run, step: int, other: int) -> Hint:
     """How to compare the two: the later one with the earlier; of one step, with the one before."""
     if other != step:
-        return command("verify", other, "--against", step)
+        return command("verify", other, "--after", step)
     before = [saved for saved in run.steps() if saved < step]
     if not before:
         return command("verify", step, why="no earlier step is saved to compare it with")
-    return command("verify", step, "--against", before[-1])
+    return command("verify", step, "--after", before[-1])
 
 
-def _since(run: Run, checkpoint: Checkpoint, against: int | None) -> Between:
+def _since(
+    run: Run,
+    checkpoint: Checkpoint,
+    against: int | None,
+    jobs: int,
+    progress: Progress | None,
+) -> list[Verdict]:
     """What an earlier step says of this one: `against`, or the counters of the one before."""
     from ckptsurgeon.formats.fields.constants import ODD
-    from ckptsurgeon.look.vitals import between
-    from ckptsurgeon.look.vitals.between import Between
+    from ckptsurgeon.look.resumed.counters import counted
+    from ckptsurgeon.look.resumed.resume import resumed
+    from ckptsurgeon.look.resumed.verdict import NOT_COMPARED, Verdict
 
     receipts = standing(run.receipts())
     if against is None:
         earlier = [s for s in run.steps() if s < checkpoint.step and run.complete(s)]
         if not earlier:
-            return Between([], [])
+            return []
         try:
-            return between.counters(checkpoint, run.checkpoint(earlier[-1]), receipts)
+            return [counted(checkpoint, run.checkpoint(earlier[-1]), receipts)]
         except (SurgeryError, *ODD):  # what is wrong with the other step is not wrong with this
-            return Between([], [f"step {earlier[-1]}, which can't be read"])
-    return between.compare(checkpoint, run.checkpoint(against), receipts)
+            return [Verdict("", NOT_COMPARED, f"step {earlier[-1]}, which can't be read")]
+    before = run.checkpoint(against)
+    return resumed(run, checkpoint, before, receipts, threads=jobs, progress=progress)
 
 
 def _broken_promise(run: Run, actual: Promise, whole: bool) -> list[Finding]:

@@ -160,6 +160,10 @@ def verification_json(result: Verification, comparison: Comparison | None = None
         "level": result.level,
         "no_crc": result.no_crc,
         "against": result.against,
+        "since": [
+            {"subject": each.subject, "verdict": each.verdict, "text": each.text}
+            for each in result.since
+        ],
         "moments": plain(result.moments),
         "not_compared": list(result.not_compared),
         "word": comparison_json(comparison),

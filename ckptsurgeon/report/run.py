@@ -254,6 +254,9 @@ def verification(
         lines.append(f"  {name}: L1 norm {moment.l1:.6g}   max {moment.max:.6g}")
     unclear = {} if result.promise is None else result.promise.not_understood
     lines += [f"  {clean(text)}" for text in dict.fromkeys(unclear.values())]
+    agreed = [str(each) for each in result.since if each.agrees]
+    if result.against is not None and agreed:
+        lines += [f"  agrees with step {result.against}:", *(f"    {clean(t)}" for t in agreed)]
     lines += [f"  not compared: {clean(text)}" for text in result.not_compared]
     lines += [] if comparison is None else _comparison(comparison, style)
     return "\n".join(lines)

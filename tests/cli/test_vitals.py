@@ -67,7 +67,7 @@ def test_the_document_of_verify_names_the_step_it_was_held_against(
     surgeon: Surgeon, trained: Trained
 ) -> None:
     root = trained()
-    for words, against in (((), None), (("--against", 6), 6)):
+    for words, against in (((), None), (("--after", 6), 6)):
         told = json.loads(surgeon("verify", *words, "--json", "-C", root).stdout)
         assert (told["run"], told["step"], told["against"]) == (str(root), 8, against)
 
@@ -178,8 +178,8 @@ def test_a_step_is_compared_with_an_earlier_one_by_the_hint(
     """Each hint is a command that works: of the latest with itself, of an earlier with a later."""
     root = trained()
     for words, hint in (
-        (("--against", 8), ["verify", "8", "--against", "6"]),
-        ((4, "--against", 6), ["verify", "6", "--against", "4"]),
+        (("--against", 8), ["verify", "8", "--after", "6"]),
+        ((4, "--against", 6), ["verify", "6", "--after", "4"]),
         ((2, "--against", 2), ["verify", "2"]),
     ):
         refused = surgeon("verify", *words, "-C", root)

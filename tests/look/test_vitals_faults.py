@@ -119,6 +119,16 @@ def saves_equal(root: Path) -> None:
     edit(path, lambda held: held.update(module=weights["module"]))
 
 
+def elsewhere(root: Path) -> None:
+    """The masters of another start."""
+
+    def inside(held: dict[str, Any]) -> None:
+        for tensor in masters(held):
+            tensor.data.copy_(torch.randn(tensor.shape).bfloat16().float())
+
+    edit(root / f"global_step{LAST}" / OPTIM, inside)
+
+
 def rebuilt(root: Path) -> None:
     """The optimizer was made anew six updates before the save, and its step was set as before."""
 
@@ -150,10 +160,15 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a NaN": (poisoned, ""),
     "the same, beside the step before": (
         of_earlier("exp_avg", "exp_avg_sq"),
-        f"--against {LAST - 1}",
+        f"--after {LAST - 1}",
     ),
-    "all saves are equal": (saves_equal, f"--against {EARLIER}"),
-    "the moments were made anew six updates ago": (rebuilt, f"--against {LAST - 1}"),
+    f"exp_avg of {LAST - EARLIER} steps earlier, beside the step before": (
+        of_earlier("exp_avg"),
+        f"--after {LAST - 1}",
+    ),
+    "masters of another start": (elsewhere, f"--after {LAST - 1}"),
+    "all saves are equal": (saves_equal, f"--after {EARLIER}"),
+    "the moments were made anew six updates ago": (rebuilt, f"--after {LAST - 1}"),
 }
 WORDS = {
     "the bound": "no gradients lead beyond",
@@ -163,6 +178,8 @@ WORDS = {
     "contents": "Adam steps, and",
     "equal saves": "is bit for bit that of",
     "exp_avg_sq fell": "fell faster than",
+    "exp_avg": "exp_avg is not what",
+    "a weight moved": "a weight moved further",
     "ranks": "disagree",
 }
 

@@ -43,10 +43,12 @@ def hugging_face(
     beta2: float = BETAS[1],
     eps: float = EPS,
     how: str = "",
+    cold: str = "",
     **shape: Any,
 ) -> dict[int, float]:
     """To step `stop`, from where the Trainer resumes, saving every step; the loss of each. `how` is
-    one of HOW. The model is of another `shape` than the module's where that is given."""
+    one of HOW. The model is of another `shape` than the module's where that is given. What `cold`
+    says of the optimizer is lost once it is loaded."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     torch.manual_seed(seed)
@@ -66,6 +68,9 @@ def hugging_face(
     seen: dict[int, float] = {}
 
     class Losses(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **live: Any) -> None:
+            lose(live["optimizer"], cold)
+
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if "loss" in logs:
                 seen[state.global_step] = float(logs["loss"])
@@ -77,6 +82,14 @@ def hugging_face(
         order = [named[id(p)] for g in trainer.optimizer.param_groups for p in g["params"]]
         (root / "order.txt").write_text("\n".join(order))
     return seen
+
+
+def lose(optimizer: Any, cold: str) -> None:
+    """The states of all parameters of a live optimizer, or of those of its first param group."""
+    if cold:
+        for group in optimizer.param_groups[: 1 if cold == "half" else None]:
+            for parameter in group["params"]:
+                optimizer.state.pop(parameter, None)
 
 
 def _zero(stage: int) -> dict[str, Any]:
@@ -286,6 +299,7 @@ def main() -> None:
     words.add_argument("stop", type=int)
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--like", type=Path, help="a step of the Trainer that the newest must equal")
+    words.add_argument("--cold", choices=["all", "half"], default="")
     given = words.parse_args()
     if given.library in HUGGING_FACE:
         how = HUGGING_FACE[given.library]
@@ -294,7 +308,7 @@ def main() -> None:
 
             os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(fsdp2.free_port())}
-        seen = hugging_face(given.root, given.stop, seed=given.seed, how=how)
+        seen = hugging_face(given.root, given.stop, seed=given.seed, how=how, cold=given.cold)
         if int(os.environ.get("RANK", 0)) == 0:
             print(json.dumps(seen))
         if torch.distributed.is_initialized():
@@ -303,6 +317,8 @@ def main() -> None:
     without_experts()
     titan = Titan(given.root, fused=given.library == "fused-titan", seed=given.seed)
     titan.manager.load()
+    for optimizer in titan.optimizers:
+        lose(optimizer, given.cold)
     if given.like is not None:
         mine, wanted = held(titan), converted(given.like, given.library == "fused-titan")
         assert mine.keys() == wanted.keys()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckptsurgeon.formats.fields.values import StateDict
 from ckptsurgeon.formats.optimizers.table import TABLE, Known, candidates
 
@@ -14,6 +16,8 @@ NAMES = frozenset(
 """exp_avg and exp_avg_sq are running means of one gradient and of its square, in all of these.
 
 GaLore and Fira, which can't be told from Adam by their keys, keep those of a projected gradient."""
+PLAIN = frozenset({"Adam", "AdamW", "FusedAdam", "CPUAdam"})
+"""Those that move a weight by lr times m^ / (sqrt(v^) + eps), and its decay, and no further."""
 LARGEST = "max_exp_avg_sq"
 
 
@@ -25,3 +29,9 @@ def is_adam(state_dict: StateDict, known: Known = TABLE) -> bool:
         return False
     names = {entry.name for entry in candidates(state_dict, known)}
     return bool(names) and names <= NAMES
+
+
+def moves_by_its_rate(state_dicts: Sequence[StateDict], known: Known = TABLE) -> bool:
+    """Whether every optimizer with these keys is one of `PLAIN`, so that lr bounds its updates."""
+    names = {entry.name for each in state_dicts for entry in candidates(each, known)}
+    return bool(names) and names <= PLAIN and all(is_adam(each, known) for each in state_dicts)

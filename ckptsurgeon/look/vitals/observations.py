@@ -152,7 +152,7 @@ def advice(kind: str, step: int, against: int | None, older: int | None) -> Hint
     if older is None:
         return "compare it with the next step that is saved: doctor --vitals --against STEP"
     if kind == "unlike":
-        return command("verify", step, "--against", older, why="whether it follows from that step")
+        return command("verify", step, "--after", older, why="whether it follows from that step")
     return command("doctor", "--vitals", "--against", older, why="whether it grew since")
 
 
