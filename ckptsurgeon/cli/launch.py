@@ -14,7 +14,7 @@ import typer
 from ckptsurgeon import report
 from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.options import Cancelled, Common, Declined
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.hints import again, command
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.report.style import clean
@@ -22,6 +22,7 @@ from ckptsurgeon.terminal import unchecked
 
 if TYPE_CHECKING:
     from ckptsurgeon.launch.slurm import Job
+    from ckptsurgeon.look.resumed.verdict import Verdict
     from ckptsurgeon.operations.relaunch import Relaunch
     from ckptsurgeon.run.run import Run
 
@@ -78,7 +79,9 @@ def relaunch(
 
     The line must say what the checkpoint promises. If it does not, the trainer is stopped, and the
     exit code is 4. For a trainer of your own, its first usual log lines or logged points are
-    compared instead. With --slurm, a job on one or more nodes does the same.
+    compared instead. When the trainer has ended, the first step that it saved is compared with the
+    one that it loaded, as verify --after does. With --slurm, a job on one or more nodes does all
+    that.
 
     Examples:
     ckptsurgeon relaunch --check
@@ -233,7 +236,26 @@ def start(
         ) from None
     if check and not common.quiet:
         print(f"verified: the trainer matches the promise of step {promise.step}", file=sys.stderr)
+    saved = None if check else _first_save(run, promise.step - 1, common)
     if common.as_json:
         spoken = comparison if comparison is not None and comparison.lines else None
-        common.answer(str, lambda: report.relaunch_json(argv, promise, status, comparison=spoken))
-    raise typer.Exit(status)
+        common.answer(
+            str,
+            lambda: report.relaunch_json(argv, promise, status, comparison=spoken, saved=saved),
+        )
+    cold = saved is not None and any(each.differs for each in saved[1])
+    raise typer.Exit(status or (VerificationFailed.exit_code if cold else 0))
+
+
+def _first_save(run: Run, step: int, common: Common) -> tuple[int, list[Verdict]] | None:
+    """Whether the first step that the trainer saved goes on from the one that it loaded."""
+    from ckptsurgeon.files.one_look import look_again
+    from ckptsurgeon.look.resumed.resume import first_save
+
+    look_again()  # the trainer has saved since
+    with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
+        saved = first_save(run.root, step, progress=progress)
+    if saved is not None and not common.quiet:
+        text = report.first_save(saved[0], step, saved[1], common.style)
+        print(text, file=sys.stderr)
+    return saved

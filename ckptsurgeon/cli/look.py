@@ -181,7 +181,9 @@ def verify(
     with report.Progress(sys.stderr, quiet=quiet) as progress:
         result = look.verify(run, step, level=level, against=against, jobs=jobs, progress=progress)
     remedy: Hint = command("doctor", why="what helps")
-    if step is not None:
+    if any(each.differs for each in result.since) and against is not None:
+        remedy = command("rollback", "--to", against, why="then relaunch with all of that step")
+    elif step is not None:
         older = [other for other in run.steps() if other < step]
         remedy = command("verify", older[-1], why="the step before it") if older else ""
     comparison = None if log is tb is None else listen(run, step, log=log, folder=tb)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,13 @@ def _rates(
 ) -> Callable[[int, int | None], float | None]:
     factor = _factor(run, checkpoint, state, document)
 
+    def at(position: int) -> float | None:
+        try:
+            settings, _ = checkpoint.reschedule({**given, "position": position})
+            return checkpoint.after(of_settings(run, settings), run.root).state().promise.lr
+        except SurgeryError:
+            return None
+
     def rate(k: int, batch: int | None) -> float | None:
         """The lr of the k-th update from the checkpoint on; None where it does not say."""
         if k == 1:
@@ -105,14 +113,16 @@ def _rates(
         size = 1 if state.schedule is None else batch or state.batch_size
         if not positions or size is None or not _decides(checkpoint):
             return None
-        place = positions[0]
-        try:
-            settings, _ = checkpoint.reschedule({**given, "position": place.value + (k - 1) * size})
-            return checkpoint.after(of_settings(run, settings), run.root).state().promise.lr
-        except SurgeryError:
-            return None
+        position = positions[0].value
+        if not _close(at(position), state.promise.lr):
+            return None  # torch's schedulers go on from the saved rate, which is not on their curve
+        return at(position + (k - 1) * size)
 
     return rate
+
+
+def _close(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and math.isclose(one, other, rel_tol=1e-6)
 
 
 def _places(checkpoint: Checkpoint, name: str) -> Sequence[Place]:

@@ -22,7 +22,7 @@ from ckptsurgeon.report.format_check import format_check, format_check_json
 from ckptsurgeon.report.optimizer_check import optimizer_check, optimizer_check_json
 from ckptsurgeon.report.plan import done, error, log, plan, recipe, recovery, waiting
 from ckptsurgeon.report.progress import Progress
-from ckptsurgeon.report.run import checkpoint, diagnoses, status, verification
+from ckptsurgeon.report.run import checkpoint, diagnoses, first_save, status, verification
 from ckptsurgeon.report.style import Style, count, with_apply
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "error_json",
     "export",
     "export_json",
+    "first_save",
     "flags_json",
     "fork",
     "fork_json",

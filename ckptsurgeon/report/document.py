@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import SurgeryError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.finding import Finding
     from ckptsurgeon.look.loss_tail import LossTail
+    from ckptsurgeon.look.resumed.verdict import Verdict
     from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
     from ckptsurgeon.transaction.journal import Recovery
@@ -160,14 +161,16 @@ def verification_json(result: Verification, comparison: Comparison | None = None
         "level": result.level,
         "no_crc": result.no_crc,
         "against": result.against,
-        "since": [
-            {"subject": each.subject, "verdict": each.verdict, "text": each.text}
-            for each in result.since
-        ],
+        "since": verdicts_json(result.since),
         "moments": plain(result.moments),
         "not_compared": list(result.not_compared),
         "word": comparison_json(comparison),
     }
+
+
+def verdicts_json(since: Iterable[Verdict]) -> list[dict[str, str]]:
+    """What an earlier step says of a later one."""
+    return [{"subject": v.subject, "verdict": v.verdict, "text": v.text} for v in since]
 
 
 def comparison_json(comparison: Comparison | None) -> dict[str, Any] | None:
@@ -299,6 +302,7 @@ def relaunch_json(
     status: int | None,
     script: str | None = None,
     comparison: Comparison | None = None,
+    saved: tuple[int, Sequence[Verdict]] | None = None,
 ) -> dict[str, Any]:
     """The document of `relaunch`; `status` is null when nothing was started."""
     return {
@@ -308,6 +312,7 @@ def relaunch_json(
         "status": status,
         "script": script,
         "word": comparison_json(comparison),
+        "saved": None if saved is None else {"step": saved[0], "since": verdicts_json(saved[1])},
     }
 
 

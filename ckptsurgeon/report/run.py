@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.logs.printed.comparison import Comparison
     from ckptsurgeon.look import Verification
     from ckptsurgeon.look.finding import Finding
+    from ckptsurgeon.look.resumed.verdict import Verdict
     from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
 
@@ -260,6 +261,22 @@ def verification(
     lines += [f"  not compared: {clean(text)}" for text in result.not_compared]
     lines += [] if comparison is None else _comparison(comparison, style)
     return "\n".join(lines)
+
+
+def first_save(step: int, before: int, since: Sequence[Verdict], style: Style) -> str:
+    """Whether the first step that a trainer saved goes on from the one that it loaded."""
+    found = [each.text for each in since if each.differs]
+    if found:
+        label = style.paint("mismatch:", RED)
+        lines = [f"{label} step {step} does not go on from step {before}"]
+        lines += [f"  {clean(what)}" for what in found]
+        lines.append(f"      next: {text(command('verify', step, '--after', before))}")
+        return "\n".join(lines)
+    agreed = ", ".join(each.subject for each in since if each.agrees)
+    if not agreed:
+        return f"nothing says whether step {step} goes on from step {before}"
+    label = style.paint("verified:", GREEN)
+    return f"{label} step {step} goes on from step {before}: {clean(agreed)}"
 
 
 def _hidden(findings: int) -> list[str]:

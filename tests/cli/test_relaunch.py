@@ -28,6 +28,36 @@ def test_a_rollback_relaunches_the_bundled_trainer(trained: Trained) -> None:
     first = json.loads(after.splitlines()[0])
     assert (first["step"], first["betas"][0]) == (7, 0.8)
     assert (root / "latest").read_text() == "global_step8"
+    said = "verified: step 8 goes on from step 6: Adam's counter, data, lr, parameters, moments"
+    assert said in done.stderr
+
+
+COLD = """
+import pathlib, shutil, sys, torch
+root = pathlib.Path({root!r})
+shutil.copytree(root / "global_step8", root / "global_step10")
+for path in (root / "global_step10").glob("*optim_states.pt"):
+    held = torch.load(path, weights_only=False)
+    for state in held["optimizer_state_dict"]["base_optimizer_state"]["state"].values():
+        state["exp_avg"] *= 0.1
+        state["exp_avg_sq"] *= 0.01
+    torch.save(held, path)
+print(sys.argv[1])
+"""
+
+
+def test_a_trainer_that_began_with_a_cold_optimizer_is_exit_4(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    root = trained()
+    promise = json.loads(surgeon("show", 8, "--json", "-C", root).stdout)["promise"]
+    line = json.dumps(promise)
+    _names_its_own(root, sys.executable, "-c", COLD.format(root=str(root)), line)
+    told = surgeon("relaunch", "-C", root)
+    assert told.exit_code == 4, told.stderr
+    assert "mismatch: step 10 does not go on from step 8\n" in told.stderr
+    assert "exp_avg_sq fell faster than beta2 allows" in told.stderr
+    assert f"next: ckptsurgeon -C {root} verify 10 --after 8" in told.stderr
 
 
 def _names_its_own(root: Path, *command: str) -> None:

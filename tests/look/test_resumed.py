@@ -266,6 +266,8 @@ def test_an_engine_without_its_optimizer_began_anew(
     seen = verdicts(root, 14, 12)
     assert seen["moments"] == DIFFERS and seen["Adam's counter"] == DIFFERS
     assert seen["data"] == AGREES
+    engine(root, ENGINES[number], 14, 2)  # its rate is not on the curve that its schedule names
+    assert DIFFERS not in verdicts(root, 16, 14).values()
 
 
 @pytest.mark.parametrize("number", [1, 4, 6])

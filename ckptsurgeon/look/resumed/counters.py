@@ -55,7 +55,7 @@ def counted(now: Checkpoint, before: Checkpoint, receipts: Sequence[Receipt]) ->
         ADAM,
         DIFFERS,
         f"Adam's counter moved by {moved:g} between steps {before.step} and {now.step}: "
-        f"{steps} updates{less}",
+        f"{steps} updates{less}{'; it began anew' if moved < 0 else ''}",
     )
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.fields.constants import ODD
 from ckptsurgeon.look.resumed import counters, tensors
-from ckptsurgeon.look.resumed.verdict import Verdict
+from ckptsurgeon.look.resumed.verdict import NOT_COMPARED, Verdict
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.receipts import standing
 
 
 def resumed(
@@ -30,3 +34,20 @@ def resumed(
         counters.of_the_rate(run, now, before, receipts),
         *tensors.compared(now, before, receipts, rate, threads=threads, progress=progress),
     ]
+
+
+def first_save(
+    root: Path, before: int, *, progress: Progress | None = None
+) -> tuple[int, list[Verdict]] | None:
+    """The first whole step that was saved after step `before`, held against that; None where none
+    was saved, or the earlier one is gone. What can't be read is not compared."""
+    run = Run.open(root)
+    steps = [step for step in run.steps() if step > before and run.complete(step)]
+    if not steps or before not in run.steps():
+        return None
+    try:
+        now, old = run.checkpoint(steps[0]), run.checkpoint(before)
+        return steps[0], resumed(run, now, old, standing(run.receipts()), progress=progress)
+    except (SurgeryError, *ODD) as error:
+        why = error.what if isinstance(error, SurgeryError) else f"{type(error).__name__}"
+        return steps[0], [Verdict("", NOT_COMPARED, why)]

@@ -26,6 +26,11 @@ class Verdict:
         """Whether both steps say so."""
         return self.verdict == AGREES
 
+    @property
+    def differs(self) -> bool:
+        """Whether the later step is not what training makes of the earlier one."""
+        return self.verdict == DIFFERS
+
     def __str__(self) -> str:
         return f"{self.subject}: {self.text}" if self.subject else self.text
 
