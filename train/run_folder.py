@@ -94,6 +94,7 @@ def live_marker(root: Path) -> Iterator[None]:
         "pid": os.getpid(),
         "boot_id": _boot_id(),
         "start_time": _start_time(os.getpid()),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),  # who is on another node can ask for it
     }
     partial = root / f".{MARKER}.{os.getpid()}.tmp"
     partial.write_text(json.dumps(mine) + "\n", encoding="utf-8")

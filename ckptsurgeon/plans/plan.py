@@ -6,7 +6,7 @@ Paths are as in `edits`. Each value survives JSON and `from_json`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptsurgeon.plans.edits import AnyChange, Edit, Inverse
@@ -32,7 +32,8 @@ class Plan:
     such that a reader of the pointers sees the state before or the state after. `step` is the saved
     step whose files are edited, None where none are. If the trainer then goes on from another
     state, `steps` are those that are there once the surgery is done, and `logs` the event files
-    from before it: an undo knows by them what the trainer wrote since."""
+    from before it: an undo knows by them what the trainer wrote since. `saved` are the steps that
+    were there when it was made, and `sizes` those of the event files: a trainer adds to them."""
 
     id: str
     run: str
@@ -50,6 +51,8 @@ class Plan:
     logs: tuple[str, ...] = ()
     restored: str = ""
     """Of an undo or a redo: whether what it brings back is what was taken away, see `kept`."""
+    saved: tuple[int, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:

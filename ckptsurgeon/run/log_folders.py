@@ -84,6 +84,14 @@ class LogFolders:
         names = [item for item in self.files() if not item.name.endswith(NOTE)]
         return [relative(item, self.root) for item in names]
 
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each of `event_files`."""
+        out = {}
+        for name in self.event_files():
+            with contextlib.suppress(OSError):
+                out[name] = (self.root / name).stat().st_size
+        return out
+
     def links(self) -> list[str]:
         """Links to folders with event files: nothing follows them, as they may lead anywhere."""
         links = []

@@ -18,6 +18,7 @@ from ckptsurgeon import whole_file
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.plans.edits import relative
+from ckptsurgeon.run import slurm_job
 from ckptsurgeon.transaction import process
 from ckptsurgeon.transaction.home import EVENTS
 
@@ -39,7 +40,7 @@ def evidence(
 
     Signs are the bundled trainer's `trainer.pid`, event files (`logs`) that may still be written
     to, and a step that is being saved. Another host's trainer can't be seen from here, only what it
-    writes."""
+    writes, and its SLURM job."""
     signs = _trainer(root / "trainer.pid")
     for item in logs:
         sign = written(item) if item.is_file() else None
@@ -49,15 +50,19 @@ def evidence(
 
 
 def _trainer(record: Path) -> list[str]:
-    """The process that the bundled trainer's record names, if it runs on this host."""
+    """The process that the bundled trainer's record names, if it runs on this host; of another host
+    its SLURM job, if that runs."""
     try:
         data = json.loads(whole_file.read(record, MAX_RECORD))
         pid, ticks = int(data["pid"]), int(data["start_time"])
-        here = data["host"] == socket.gethostname()
+        host, job = str(data["host"]), data.get("slurm_job")
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return []
-    running = here and process.start(pid) == ticks
-    return [f"{record.name}: process {pid} is running"] if running else []
+    if host == socket.gethostname():
+        running = process.start(pid) == ticks
+        return [f"{record.name}: process {pid} is running"] if running else []
+    state = slurm_job.running(job)
+    return [f"{record.name}: its job {job} is {state}, squeue says"] if state else []
 
 
 def _saving(root: Path, format: Format, pointers: Mapping[str, int | None]) -> list[str]:

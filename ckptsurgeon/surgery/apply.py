@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.collector import collector_paused
-from ckptsurgeon.hints import command
+from ckptsurgeon.files.one_look import look_again
+from ckptsurgeon.hints import again, command
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import journal
 from ckptsurgeon.transaction.journal import Recovery
+from ckptsurgeon.transaction.names import edited
 from ckptsurgeon.transaction.redo import Step
 
 
@@ -24,7 +26,14 @@ def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = No
     VerificationFailed (finished, and the disk does not hold what was promised)."""
     _refuse_other_run(run, plan)
     run.refuse_busy()
-    receipt = journal.commit(run.root, plan, logs=run.logs.named(), jobs=jobs, progress=progress)
+    receipt = journal.commit(
+        run.root,
+        plan,
+        logs=run.logs.named(),
+        jobs=jobs,
+        progress=progress,
+        still=lambda: _refuse_written_since(run, plan),
+    )
     if plan.promise is not None:
         _hold(run, receipt, plan.promise)
     return receipt
@@ -34,6 +43,7 @@ def refuse_stale(run: Run, plan: Plan) -> None:
     """Raise when a kept plan can't be applied any more, whoever is alive in the run. Reads only."""
     _refuse_other_run(run, plan)
     run.refuse_interrupted()
+    _refuse_written_since(run, plan)
     journal.refuse_stale(run.root, plan, run.logs.named())
 
 
@@ -43,6 +53,30 @@ def _refuse_other_run(run: Run, plan: Plan) -> None:
             f"the plan was made for {plan.run}, and this run is {run.root}",
             next=command("plan", "RECIPE", "-o", "plan.json", why="in this run"),
         )
+
+
+def _refuse_written_since(run: Run, plan: Plan) -> None:
+    """Raise when a step was saved or a log has grown since the plan was made: a trainer writes to
+    the run, be it on a host that can't be seen from here."""
+    look_again()
+    new = sorted({*run.steps()} - {*plan.saved}) if plan.saved else []
+    if new:  # right before the commit, the folder of a step that the plan makes may be there
+        folders = {str(parent) for f in edited(plan.edits) for parent in PurePosixPath(f).parents}
+        new = [n for n in new if folders.isdisjoint(map(run.relative, run.entries(n)))]
+    sizes = run.logs.sizes()
+    grown = [name for name, size in plan.sizes.items() if sizes.get(name, size) > size]
+    if new:
+        what = f"step {new[0]} was saved since the plan was made"
+    elif grown:
+        name = grown[0]
+        what = f"{name} has grown since the plan was made, from {plan.sizes[name]:,} bytes to "
+        what += f"{sizes[name]:,}"
+    else:
+        return
+    raise SurgeryError(
+        f"{what}: a trainer writes to this run",
+        next=again(why="it plans anew, once the trainer is gone"),
+    )
 
 
 def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:

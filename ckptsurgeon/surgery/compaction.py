@@ -87,4 +87,6 @@ def _plan_rewrites(
         promise=promise,
         before=promise,
         step=checkpoint.step,
+        saved=tuple(run.steps()),
+        sizes=run.logs.sizes(),
     )

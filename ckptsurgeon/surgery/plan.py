@@ -38,6 +38,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         return _plan_logs(run, recipe, id)
     step = _target(run, recipe)
     # Before the first byte is read: what is changed from here on is found at the commit.
+    saved, sizes = tuple(run.steps()), run.logs.sizes()
     files = run.format.files(run.root, step) if step in run.steps() else []
     for section in recipe.given.values():
         files += (file for file in section.reads(run, step) if file not in files)
@@ -93,7 +94,9 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         warnings=(*after.notes, *warnings),
         step=step if edited else None,
         steps=tuple(stay) if edited else (),
-        logs=tuple(run.logs.event_files()) if edited else (),
+        logs=tuple(sizes) if edited else (),
+        saved=saved,
+        sizes=sizes,
     )
 
 
@@ -107,6 +110,7 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
             next=again("-C", "RUN", why="RUN is the folder that holds the checkpoints"),
         )
     sections = [section for section in operations.in_order(recipe) if section.on_logs]
+    sizes = run.logs.sizes()
     changes: list[AnyChange] = []
     warnings: list[str] = []
     for section in sections:
@@ -127,6 +131,7 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
         assumes=tuple(run.fingerprint(file) for file in touched(edits)),
         promise=None,
         warnings=tuple(warnings),
+        sizes=sizes,
     )
 
 

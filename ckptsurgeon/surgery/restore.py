@@ -90,6 +90,8 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
         steps=receipt.steps,
         logs=receipt.logs,
         restored=restored,
+        saved=tuple(run.steps()),
+        sizes=run.logs.sizes(),
     )
 
 

@@ -112,22 +112,30 @@ def commit(
     logs: Sequence[Path] | None = (),
     jobs: int = 8,
     progress: Progress | None = None,
+    still: Callable[[], None] = lambda: None,
 ) -> Receipt:
     """Apply `plan` and return its receipt. `logs` are the real paths of the run's log folders, in
-    which it may edit event files (`refuse_foreign`).
+    which it may edit event files (`refuse_foreign`). `still` raises SurgeryError where the run has
+    changed in what no fingerprint says; it is asked first, and right before the commit.
 
     Raises SurgeryError or KeyboardInterrupt when nothing was changed and no trace is left, and
     InterruptedSurgery when `recover` must go on. `progress(phase, done, total)` counts files."""
     root = Path(root).absolute()
     try:
         with as_owner(root, edited(plan.edits)):
-            return _under_lock(root, plan, logs, jobs, progress or silent)
+            still()
+            return _under_lock(root, plan, logs, jobs, progress or silent, still)
     except OSError as error:
         raise _failed(error) from error
 
 
 def _under_lock(
-    root: Path, plan: Plan, logs: Sequence[Path] | None, jobs: int, progress: Progress
+    root: Path,
+    plan: Plan,
+    logs: Sequence[Path] | None,
+    jobs: int,
+    progress: Progress,
+    still: Callable[[], None],
 ) -> Receipt:
     if interrupted(root) is not None:
         # Under the lock: a surgery that is alive is named as such.
@@ -140,11 +148,16 @@ def _under_lock(
         refuse_waiting(root)
         _refuse_other_id(root, plan)
         assumptions.check_files_again(root, plan.assumes, listings, [HOME])
-        return _commit(root, plan, listings, jobs, progress)
+        return _commit(root, plan, listings, jobs, progress, still)
 
 
 def _commit(
-    root: Path, plan: Plan, listings: assumptions.Listings, jobs: int, progress: Progress
+    root: Path,
+    plan: Plan,
+    listings: assumptions.Listings,
+    jobs: int,
+    progress: Progress,
+    still: Callable[[], None],
 ) -> Receipt:
     plan = replace(plan, edits=staging.timed(root, plan.edits))
     receipt = receipts.of(plan)
@@ -159,11 +172,12 @@ def _commit(
         progress("staging", len(entry.files), len(entry.files))
         made = [HOME, *entry.files, *folders]
         entry = replace(entry, steps=staging.steps(root, plan.edits), committed=True)
-        _write(
-            root,
-            entry,
-            lambda: assumptions.check_files_again(root, plan.assumes, listings, made),
-        )
+
+        def as_planned() -> None:
+            still()
+            assumptions.check_files_again(root, plan.assumes, listings, made)
+
+        _write(root, entry, as_planned)
         _finish(root, entry, jobs, progress)
     except BaseException as error:
         raise _cut_off(root, entry, error) from error

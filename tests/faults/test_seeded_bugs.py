@@ -63,6 +63,7 @@ def test_seeded_bug_is_found(bug: str) -> None:
     assert report.violations, f"{report.points} points, and the bug was not found"
 
 
+@pytest.mark.slow
 def test_real_cut_finds_a_bug() -> None:
     reason = unavailable("ext4")
     if reason is not None:

@@ -6,12 +6,13 @@ import importlib
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -232,3 +233,154 @@ def test_a_step_that_is_newer_than_latest_and_fresh_is_being_saved(trained: Trai
     run = Run.open(root)
     surgery.apply(run, plan(run, from_data({"rollback": {"to": 6}})))
     assert not half.exists()
+
+
+# --- a trainer that can't be seen: what it adds to the run ---------------------------------------
+
+
+def saves_a_step(root: Path) -> None:
+    """A while ago, as its clock has it: nothing else tells."""
+    shutil.copytree(root / "global_step8", root / "global_step10")
+    for file in (root / "global_step10").iterdir():
+        os.utime(file, (1e9, 1e9))
+
+
+def saves_and_points(root: Path) -> None:
+    saves_a_step(root)
+    (root / "latest").write_text("global_step10")
+    (root / "latest_checkpointed_iteration.txt").write_text("10")
+
+
+def logs_more(root: Path) -> None:
+    log = sorted(root.rglob("*tfevents*"))[0]
+    with log.open("ab") as opened:
+        opened.write(log.read_bytes()[-64:])
+    os.utime(log, (1e9, 1e9))
+
+
+ADDITIONS = {
+    saves_a_step: "step 10 was saved since the plan was made",
+    saves_and_points: "step 10 was saved since the plan was made",
+    logs_more: "has grown since the plan was made",
+}
+RECIPES: tuple[Any, ...] = (
+    {"set": {"lr": 1e-4}},
+    {"rollback": {"to": 6}},
+    {"reset": ["moments"]},
+)
+
+
+@pytest.mark.parametrize("add", ADDITIONS)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: next(iter(recipe)))
+def test_what_a_trainer_adds_after_the_plan_stops_the_surgery(
+    trained: Trained, recipe: Any, add: Callable[[Path], None]
+) -> None:
+    root = trained()
+    wanted = plan(Run.open(root), from_data(recipe))
+    add(root)
+    before = snapshot(root)
+    for attempt in (surgery.apply, surgery.refuse_stale):
+        with pytest.raises(SurgeryError, match=ADDITIONS[add]):
+            attempt(Run.open(root), wanted)
+    assert snapshot(root) == before
+
+
+@pytest.mark.parametrize("add", ADDITIONS)
+def test_what_it_adds_before_an_undo_stops_that_too(
+    trained: Trained, add: Callable[[Path], None]
+) -> None:
+    root = trained()
+    surgery.apply(Run.open(root), plan(Run.open(root), from_data({"set": {"lr": 1e-4}})))
+    wanted = surgery.plan_undo(Run.open(root))
+    add(root)
+    before = snapshot(root)
+    with pytest.raises(SurgeryError, match=ADDITIONS[add]):
+        surgery.apply(Run.open(root), wanted)
+    assert snapshot(root) == before
+
+
+def test_what_it_adds_at_any_call_before_the_commit_stops_the_surgery(trained: Trained) -> None:
+    root = trained()
+    recipe = from_data({"set": {"lr": 1e-4}})
+    copy = root.with_name("copy")
+    shutil.copytree(root, copy)
+    wanted = plan(Run.open(copy), recipe)
+    calls = count_calls(lambda: surgery.apply(Run.open(copy), wanted))
+    commit = max(i for i, call in enumerate(calls, 1) if call == "rename journal.new")
+    for at in range(1, commit):
+        run = root.with_name(f"run{at}")
+        shutil.copytree(root, run)
+        wanted = plan(Run.open(run), recipe)
+        count = 0
+
+        def hook(operation: str, path: str, details: Mapping[str, Any], at: int = at) -> None:
+            nonlocal count
+            count += 1
+            if count == at:
+                saves_a_step(run)  # noqa: B023
+
+        with hooked(hook):
+            code = exit_code(lambda: surgery.apply(Run.open(run), wanted))  # noqa: B023
+        assert code == 1, f"call {at} ({calls[at - 1]}): exit {code}"
+        shutil.rmtree(run / "global_step10")
+        assert snapshot(run) == snapshot(root), f"call {at} ({calls[at - 1]})"
+        shutil.rmtree(run)
+
+
+SQUEUE = """#!/bin/sh
+echo "$*" > "$0.asked"
+[ -n "$SAYS" ] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
+echo "$SAYS"
+"""
+
+
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `squeue` that says what SAYS holds, first on the path."""
+    program = tmp_path / "bin" / "squeue"
+    program.parent.mkdir()
+    program.write_text(SQUEUE)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("says", "alive"),
+    [
+        ("RUNNING node[1-4]", True), ("COMPLETING node7", True), ("SUSPENDED node7", True),
+        ("PENDING ", False), ("TIMEOUT node7", False), ("", False),
+    ],
+)  # fmt: skip
+def test_the_job_of_a_trainer_on_another_node_is_asked_for(
+    trained: Trained, squeue: Path, monkeypatch: pytest.MonkeyPatch, says: str, alive: bool
+) -> None:
+    root = trained()
+    record = {"host": "node7", "pid": 4711, "start_time": 12, "slurm_job": "815"}
+    (root / "trainer.pid").write_text(json.dumps(record))
+    monkeypatch.setenv("SAYS", says)
+    signs = Run.open(root).writers()
+    assert "--jobs=815" in squeue.with_name("squeue.asked").read_text()
+    wanted = plan(Run.open(root), from_data({"set": {"lr": 1e-4}}))
+    if alive:
+        state, _, nodes = says.partition(" ")
+        assert signs == [f"trainer.pid: its job 815 is {state} on {nodes}, squeue says"]
+        with pytest.raises(SurgeryError, match="its job 815 is"):
+            surgery.apply(Run.open(root), wanted)
+    else:
+        assert signs == []
+        surgery.apply(Run.open(root), wanted)
+    monkeypatch.setenv("SLURM_JOB_ID", "815")  # the script of that job, which starts it again
+    assert Run.open(root).writers() == []
+
+
+@pytest.mark.parametrize("job", [None, 815, "815; touch pwned", "", "8" * 40, ["815"]])
+def test_a_job_that_is_no_number_is_not_asked_for(
+    trained: Trained, squeue: Path, job: object
+) -> None:
+    root = trained()
+    record = {"host": "node7", "pid": 4711, "start_time": 12, "slurm_job": job}
+    (root / "trainer.pid").write_text(json.dumps(record))
+    assert Run.open(root).writers() == []
+    assert not squeue.with_name("squeue.asked").exists()

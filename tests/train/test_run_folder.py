@@ -60,7 +60,7 @@ def test_the_marker_names_this_process_while_it_trains(tmp_path: Path) -> None:
     with live_marker(tmp_path):
         recorded = json.loads((tmp_path / "trainer.pid").read_text())
         assert recorded["pid"] == os.getpid() and recorded["boot_id"]
-        assert sorted(recorded) == ["boot_id", "host", "pid", "start_time"]
+        assert sorted(recorded) == ["boot_id", "host", "pid", "slurm_job", "start_time"]
         with pytest.raises(TrainError, match=f"pid {os.getpid()}"), live_marker(tmp_path):
             pass
         with pytest.raises(TrainError, match="writing to this run"):

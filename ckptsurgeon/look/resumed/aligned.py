@@ -12,13 +12,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Strip
+from ckptsurgeon.formats import Checkpoint, Part, Strip
 from ckptsurgeon.formats.tensors import blocks
 from ckptsurgeon.formats.tensors.strips import ORDER, contiguous
 from ckptsurgeon.look.vitals.jobs import strips_of
-
-TOGETHER = (MOMENTS, ("master",), ("weights",))
-"""What a law needs side by side."""
 
 
 class Aligned(NamedTuple):
@@ -85,23 +82,18 @@ def _by_position(
 ) -> Iterator[Aligned]:
     if blocks.shape(mine) != blocks.shape(its):
         return
-    for kinds in TOGETHER:
-        if not all(kind in side for kind in kinds for side in (mine, its)):
-            continue
-        sides = [{kind: _in_order(side[kind]) for kind in kinds} for side in (mine, its)]
-        for first, end, rows in shared([sides[i][kind] for i in (0, 1) for kind in kinds]):
-            tensors = [(row.part.place, row.start + first - row.first) for row in rows]
-            half = len(kinds)
-            yield Aligned(
-                strip._replace(
-                    numel=end - first, tensors=dict(zip(kinds, tensors[:half], strict=True)),
-                    codes={}, shape=None,
-                ),
-                other._replace(
-                    numel=end - first, tensors=dict(zip(kinds, tensors[half:], strict=True)),
-                    codes={}, shape=None,
-                ),
-            )  # fmt: skip
+    kinds = [kind for kind in ORDER if kind in mine and kind in its]
+    sides = [_in_order(side[kind]) for side in (mine, its) for kind in kinds]
+    for first, end, rows in shared(sides):
+        tensors = [(row.part.place, row.start + first - row.first) for row in rows]
+        now, before = (
+            each._replace(
+                numel=end - first, tensors=dict(zip(kinds, found, strict=True)), codes={},
+                shape=None,
+            )
+            for each, found in ((strip, tensors[: len(kinds)]), (other, tensors[len(kinds) :]))
+        )  # fmt: skip
+        yield Aligned(now, before)
 
 
 def _in_order(parts: Iterable[Part]) -> list[Run]:

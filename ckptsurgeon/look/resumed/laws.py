@@ -4,8 +4,9 @@ With m and v before, v' >= b2^k v, since v is a mean of squares. What the k grad
 m' - b1^k m = (1-b1) sum b1^(k-i) g_i and v' - b2^k v = (1-b2) sum b2^(k-i) g_i^2, so Cauchy and
 Schwarz give |m' - b1^k m| <= c sqrt(v' - b2^k v), with c of `bound.ratio` for k updates.
 
-A weight moves by at most lr times the largest |m^| / sqrt(v^) at each update, and by lr times its
-decay.
+A weight moves by at most lr times |m^| / sqrt(v^) at each update, and by lr times its decay. With
+r = b1^2 / b2, the same inequality gives m'^2 / v' <= r m^2 / v + (1-b1)^2 / (1-b2): the ratio stays
+below the bound where it is, and above it only falls.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ EXACT = ("float32", "float64")
 ROUNDING = 2.0**-22
 """What an update in fp32 rounds off, as a share: a product, a sum, and betas that are fp32."""
 TRIED = 1000
-"""Counts of updates that the largest update is taken over: it changes slowly with the count."""
+"""Counts of updates that the largest correction is taken over: it changes slowly with the count."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,14 @@ class Moments:
 
 @dataclass(frozen=True)
 class Movement:
-    """How far `updates` updates can move a weight, whose rates are `rate` at most."""
+    """How far `updates` updates can move a weight, whose rates are `rate` at most. An update is
+    `rate` times |m| / sqrt(v), which the correction of the biases makes `corrected` times as large,
+    at most; of moments that training made |m| / sqrt(v) is never above `bound`."""
 
     updates: float
     rate: float
-    largest: float
+    bound: float
+    corrected: float
     decay: float
 
     @classmethod
@@ -99,35 +103,35 @@ class Movement:
         decay: float,
     ) -> Movement | None:  # fmt: skip
         """Of an Adam that has counted `step` updates now; None where its bound is unknown."""
-        found = largest_update(betas, step, updates)
-        return None if found is None else cls(updates, rate, found, decay)
+        bound = ratio(*betas, None)
+        if bound is None:
+            return None
+        return cls(updates, rate, bound, correction(betas, step, updates), decay)
 
-    def share(self, before: Any, now: Any) -> tuple[int, float]:
-        """How many elements moved further, and the largest move as a share of what can be. Arrays
-        of fp64."""
+    def share(self, before: Any, now: Any, moments: tuple[Any, Any]) -> tuple[int, float]:
+        """How many elements moved further, and the largest move as a share of what can be. `before`
+        and `now` are the weights, `moments` those before: a pair that is beyond the bound, as a
+        surgery may leave it, comes nearer to it at each update. Arrays of fp64."""
         import numpy
 
-        total = self.updates * self.rate
+        total = self.updates * self.rate * 1.001
         with numpy.errstate(all="ignore"):
+            m, v = moments
+            begun = numpy.where(m == 0, 0.0, numpy.abs(m) / numpy.sqrt(v))
+            largest = numpy.maximum(begun, self.bound) * self.corrected
             size = numpy.abs(before)
-            most = total * (self.largest + self.decay * (size + total * self.largest))
+            most = total * (largest + self.decay * (size + total * largest))
             most += self.updates * ROUNDING * (size + most) + 1e-30
             shares = numpy.abs(now - before) / most
-            return int(numpy.count_nonzero(shares > 1)), float(shares.max(initial=0.0))
+            return int(numpy.count_nonzero(shares > 1)), float(numpy.nanmax(shares, initial=0.0))
 
 
-def largest_update(betas: tuple[float, float], step: float | None, updates: float) -> float | None:
-    """The largest |m^| / sqrt(v^), or |m| / sqrt(v) where biases are not corrected, at any of the
-    last `updates` of `step` updates; None where there is no bound."""
-    if ratio(*betas, None) is None:
-        return None
+def correction(betas: tuple[float, float], step: float | None, updates: float) -> float:
+    """The largest sqrt(1 - b2^t) / (1 - b1^t) at any of the last `updates` of `step` updates; 1
+    where that is less, as it is where biases are not corrected."""
     last = math.inf if step is None else max(step, 1)
     first = 1 if step is None else max(step - updates + 1, 1)
-    counts = {first, min(last, 1e12)}
-    span = min(last, first + 50 / (1 - betas[1])) - first  # beyond, it is what it ends at
-    counts |= {first + span * i / TRIED for i in range(TRIED + 1)}
-    found = []
-    for count in counts:
-        corrected = math.sqrt(1 - betas[1] ** count) / (1 - betas[0] ** count)
-        found.append((ratio(*betas, count) or 0.0) * max(1.0, corrected))
-    return 1.01 * max(found)
+    span = min(last, first + 50 / (1 - betas[1])) - first  # beyond, it is 1
+    counts = [first + span * i / TRIED for i in range(TRIED + 1)]
+    found = (math.sqrt(1 - betas[1] ** t) / (1 - betas[0] ** t) for t in counts)
+    return float(max(1.0, 1.01 * max(found)))

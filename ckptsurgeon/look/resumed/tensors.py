@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.files.archives.archive import Archive
-from ckptsurgeon.formats import MOMENTS, Adam, Checkpoint, Strip
+from ckptsurgeon.formats import MOMENTS, Checkpoint
 from ckptsurgeon.formats.capabilities import blobs
 from ckptsurgeon.formats.fields.values import NUMBER
 from ckptsurgeon.formats.optimizers import adam
@@ -115,7 +115,6 @@ def _jobs(
     decay = max((float(p.value or 0) for p in now.locate("weight_decay")), default=0.0)
     plain = adam.moves_by_its_rate(now.state_dicts(), now.known)
     steady = "betas" not in {*now.state().promise.one_step, *before.state().promise.one_step}
-    common = [_common(strips_of(each)) for each in (now, before)]
     for pair in pairs:
         ranges: list[dict[str, Range]] = [{}, {}]
         for side, strip, checkpoint, planner in zip(
@@ -129,7 +128,7 @@ def _jobs(
         mine, its = ({k: v for k, v in side.items() if k in kinds} for side in ranges)
         if not mine:
             continue
-        one, other = pair.now.adam or common[0], pair.before.adam or common[1]
+        one, other = pair.now.adam, pair.before.adam
         law: Moments | None = None
         movement: Movement | None = None
         made = total
@@ -145,16 +144,10 @@ def _jobs(
                               if k in MOMENTS}  # fmt: skip
                     law = Moments.of((betas[0], betas[1]), count, dtypes, exact)
                 weighed = any(_exact(mine, its, kind) for kind in WEIGHTS)
+                weighed = weighed and all(_exact(mine, its, kind) for kind in MOMENTS)
                 if plain and rate is not None and count >= 0 and weighed:
                     movement = Movement.of((betas[0], betas[1]), one.step, count, rate, decay)
         yield Job(pair.now.parameter, pair.now.numel, mine, its, law, movement, made != 0)
-
-
-def _common(found: Iterable[Strip]) -> Adam | None:
-    """What all moments were made with, for weights of which no format says whose moments they
-    have; None where that differs."""
-    made = {strip.adam for strip in found if strip.adam is not None}
-    return made.pop() if len(made) == 1 else None
 
 
 def _read(jobs: Sequence[Job], threads: int, progress: Progress | None) -> list[Reading]:
@@ -194,7 +187,8 @@ def _job(job: Job, reader: Reader) -> Reading:
                 m, v = ((side["exp_avg"], side[V]) for side in (before, now))
                 out.apart += law.apart(m, v)
         if movement is not None and weights is not None:
-            far, share = movement.share(before[weights], now[weights])
+            moments = before["exp_avg"], before[V]
+            far, share = movement.share(before[weights], now[weights], moments)
             out.far += far
             out.share = max(out.share, share)
         if same:
@@ -304,7 +298,9 @@ def _of_weights(
 ) -> Iterator[Verdict]:
     held = [r for r in readings if r.job.movement is not None]
     if not held:
-        why = "no rate is known" if rate is None else "how far its optimizer moves is not known"
+        why = "no rate is known"
+        if rate is not None:
+            why = "none of 32 bits beside moments of 32 bits of a plain Adam"
         yield Verdict("weights", NOT_COMPARED, why)
         return
     far: dict[Path, list[Reading]] = {}
