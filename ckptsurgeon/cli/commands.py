@@ -90,6 +90,10 @@ BEFORE = (
 )  # fmt: skip
 AFTER = (
     Command(
+        "ready", "ready:ready", "Say if what the next start loads is sound; start a command if so.",
+        (*LOOKS, 4, 5, 130), "otherwise the exit status of the command that it has become",
+    ),
+    Command(
         "relaunch", "launch:relaunch", "Start the trainer and check its first line.",
         (*LOOKS, 4, 5, 130), "otherwise the trainer's exit status",
     ),

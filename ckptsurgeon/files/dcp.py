@@ -126,7 +126,11 @@ class Saved:
                 f"{self.folder / item.file}: its values are stored {'+'.join(item.transforms)}",
                 next="save again without the extension; only plain values can be edited",
             )
-        return Archive.open(self.folder / item.file, item.start, item.length)
+        path = self.folder / item.file
+        try:
+            return Archive.open(path, item.start, item.length)
+        except FileNotFoundError:
+            raise DamagedFile(str(path), 0, "it is missing, and .metadata names it") from None
 
     def value(self, name: str) -> Any:
         """The tree of a value; of a tensor a `Whole`, or the list of its chunks where `.metadata`

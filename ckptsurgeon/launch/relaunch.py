@@ -127,9 +127,11 @@ def job(
         if switch is None:
             switch = run.root / "kill-switch"
             argv.append(f"kill_switch_path={switch}")
-    surgeon = [sys.executable, "-m", "ckptsurgeon", "relaunch", "-C", str(run.root), "--exec", "--"]
+    program, here = [sys.executable, "-m", "ckptsurgeon"], ["-C", str(run.root)]
+    surgeon = [*program, "relaunch", *here, "--exec", "--"]
+    ready = [*program, "ready", *here, "--repair"]
     stop = None if switch is None else run.root / str(switch)
-    return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options, hung, requeues)
+    return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options, hung, requeues, ready)
 
 
 def relaunch(

@@ -23,7 +23,8 @@ class Job:
     """What a script is made of. `surgeon` is the command that starts `trainer` and compares its
     first line; `kill_switch` is the file at which the trainer saves and exits, if it has one;
     `options` are sbatch's, without dashes. `hung` is the file that the trainer leaves when it ends
-    because it made no progress; then the job is requeued at most `requeues` times."""
+    because it made no progress; then the job is requeued at most `requeues` times. `ready` is the
+    command without whose success nothing starts."""
 
     name: str
     nodes: int
@@ -34,6 +35,7 @@ class Job:
     options: Sequence[str] = ()
     hung: Path | None = None
     requeues: int = 0
+    ready: Sequence[str] = ()
 
 
 def script(job: Job) -> str:
@@ -51,6 +53,7 @@ def script(job: Job) -> str:
     node = shlex.join(["bash", "-c", _NODE, "node"])
     start = _continued(shlex.join(job.surgeon), _SRUN, node, shlex.join(job.trainer))
     parts = ["#!/bin/bash", *lines, "", _HEAD.format(folder=shlex.quote(str(job.folder)))]
+    parts += [_READY.format(ready=shlex.join(job.ready))] if job.ready else []
     if job.kill_switch is None:
         return "\n".join([*parts, start, ""])
     stop = _STOP.format(stop=shlex.quote(str(job.kill_switch)))
@@ -88,6 +91,11 @@ nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export PET_NNODES="$SLURM_JOB_NUM_NODES"
 export PET_MASTER_ADDR="${{nodes%%$'\\n'*}}"
 export PET_MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+"""
+
+_READY = """\
+# A torn save is not loaded: the newest sound step before it is. Without one the job ends with 4.
+{ready} >&2
 """
 
 _STOP = """\

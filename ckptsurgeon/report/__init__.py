@@ -22,6 +22,7 @@ from ckptsurgeon.report.format_check import format_check, format_check_json
 from ckptsurgeon.report.optimizer_check import optimizer_check, optimizer_check_json
 from ckptsurgeon.report.plan import done, error, log, plan, recipe, recovery, waiting
 from ckptsurgeon.report.progress import Progress
+from ckptsurgeon.report.ready import ready, ready_json
 from ckptsurgeon.report.run import checkpoint, diagnoses, first_save, status, verification
 from ckptsurgeon.report.style import Style, count, with_apply
 
@@ -56,6 +57,8 @@ __all__ = [
     "optimizer_check_json",
     "plan",
     "plan_json",
+    "ready",
+    "ready_json",
     "recipe",
     "recovery",
     "recovery_json",

@@ -260,37 +260,39 @@ class Run:
         named = self.pointers()
         if not named:
             return self._resumed()
-        fix: Sequence[Hint] = [
-            command("repair-latest", why="make every pointer name the newest complete step")
-        ]
-        if not any(map(self.complete, self.steps())):
-            fix = self.none_complete().hints
         for file, step in named.items():
-            pointer = self.root / file
             if step is None:
-                raise SurgeryError(f"{file} is missing or names no step{_held(pointer)}", next=fix)
+                raise self._pointless(
+                    f"{file} is missing or names no step{_held(self.root / file)}"
+                )
             if step not in self.steps():
-                raise SurgeryError(f"{file} names step {step}, which is not saved", next=fix)
+                raise self._pointless(f"{file} names step {step}, which is not saved")
         if len(set(named.values())) > 1:
             pairs = ", ".join(f"{file} → {step}" for file, step in named.items())
-            raise SurgeryError(f"the pointers disagree: {pairs}", next=fix)
+            raise self._pointless(f"the pointers disagree: {pairs}")
         return next(step for step in named.values() if step is not None)
+
+    def _pointless(self, what: str) -> SurgeryError:
+        """The refusal where the pointers name no one step."""
+        if not any(map(self.complete, self.steps())):
+            return SurgeryError(what, next=self.none_complete().hints)
+        why = "make every pointer name the newest complete step"
+        return SurgeryError(what, next=command("repair-latest", why=why))
 
     def _resumed(self) -> int:
         """What a trainer without pointers takes."""
-        steps = self.steps()
-        complete = [step for step in steps if self.complete(step)]
-        if not complete:
+        newest = next(filter(self.complete, reversed(self.steps())), None)
+        if newest is None:
             raise self.none_complete()
         resumed = resumes(self.format, self.root)
-        if resumed is not None and resumed > complete[-1]:
+        if resumed is not None and resumed > newest:
             missing = self.format.missing(self.root, resumed)
             raise SurgeryError(
                 f"step {resumed} is incomplete (no {', '.join(missing[:3])}), and its trainer, "
                 "which keeps no pointer, would resume it",
-                next=command("rollback", "--to", complete[-1], why="moves it to the attic"),
+                next=command("rollback", "--to", newest, why="moves it to the attic"),
             )
-        return complete[-1]
+        return newest
 
     def none_complete(self) -> SurgeryError:
         """The refusal where no saved step is complete: no command of this run makes one, but undo

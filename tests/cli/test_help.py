@@ -12,7 +12,7 @@ from tests.cli.conftest import Surgeon
 
 NAMES = list(commands())
 SHARED = ("-C, --run", "-n, --dry-run", "-y, --yes", "--json", "-q, --quiet")
-EDITING = NAMES[NAMES.index("rollback") : NAMES.index("relaunch")]
+EDITING = NAMES[NAMES.index("rollback") : NAMES.index("ready")]
 HEAVY = ("torch", "deepspeed", "tensorboard", "numpy", "omegaconf", "yaml")
 
 
@@ -24,7 +24,7 @@ def test_every_command_of_the_design_is_there() -> None:
         "swap-optimizer", "average", "graft", "transplant", "clip-moments", "scale",
         "precision", "sync-replicas",
         "truncate-tb-events", "rename-tb-events",
-        "relaunch", "fork", "export", "check-format", "check-optimizer",
+        "ready", "relaunch", "fork", "export", "check-format", "check-optimizer",
         "compact", "shrink", "prune", "unlock",
     ]  # fmt: skip
 

@@ -51,6 +51,7 @@ def documents(
         "show": told("show", 4),
         "verify": told("verify"),
         "status": told("status"),
+        "ready": told("ready"),
         "doctor": told("doctor", "--vitals"),
         "advise": told("advise"),
         "report": told("report", "-o", folder / "run.svg"),

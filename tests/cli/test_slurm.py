@@ -121,6 +121,32 @@ def test_a_broken_promise_ends_the_job_with_4(trained: Trained, tmp_path: Path) 
     assert (root / "stop here").read_text() == "a person wants it"
 
 
+def test_a_job_does_not_load_a_torn_save(trained: Trained, tmp_path: Path) -> None:
+    root = trained()
+    steps = Run.open(root).steps()
+    code = "import sys; sys.exit(9)"
+    (root / "ckptsurgeon.yaml").write_text(
+        json.dumps({"relaunch": {"command": [sys.executable, "-c", code]}})
+    )
+    text = script(job(Run.open(root), None, (), 2, ()))
+
+    def ends() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", text], env=cluster(tmp_path), capture_output=True, text=True, timeout=600
+        )
+
+    for step in steps[:0:-1]:
+        shard = max(Run.open(root).format.files(root, step), key=lambda path: path.stat().st_size)
+        os.truncate(shard, 100)
+    done = ends()
+    assert done.returncode == 9 and f"ready: step {steps[0]}," in done.stderr, done.stderr
+    shutil.rmtree(tmp_path / "bin")
+    for path in Run.open(root).format.files(root, steps[0]):
+        os.truncate(path, path.stat().st_size // 2)
+    done = ends()
+    assert done.returncode == 4 and done.stderr.startswith("not ready:"), done.stderr
+
+
 def test_a_job_whose_trainer_hung_is_requeued_so_many_times(tmp_path: Path) -> None:
     """torchrun makes 1 of the trainer's 75; the file that the watchdog leaves says what it was."""
     run = tmp_path / HOSTILE
