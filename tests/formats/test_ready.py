@@ -19,7 +19,9 @@ from ckptsurgeon.cli.ready import decide
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.look.ready import shadows
 from tests.formats.matrix import FORMATS
+from tests.support import megatron_dist
 from tests.support.snapshot import snapshot
+from tests.support.tiny_run import make_run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
@@ -132,3 +134,39 @@ def test_a_torn_run_is_not_ready_or_names_a_sound_step(
 
     law()
     assert "repaired" in ends, ends
+
+
+# --- what a trainer would load in place of the step that the pointers name -----------------------
+
+
+def test_a_newer_checkpoint_of_another_tier_is_not_ready_and_stays(tmp_path: Path) -> None:
+    """It may be the better one: a person says so."""
+    flags: dict[str, Any] = {
+        "non_persistent_ckpt_type": "local",
+        "non_persistent_local_ckpt_dir": "local",
+    }
+    root = megatron_dist.save(tmp_path / "run", **flags)
+    step = decide(Run.open(root), 2).step
+    assert step is not None
+    (root / "local/0").mkdir(parents=True)
+    (root / f"local/0/iter_{step + 10:07d}_0_local.pt").write_bytes(b"state")
+    before = snapshot(root)
+    seen = decide(Run.open(root), 2, repair=True)
+    assert not seen.ready and "local checkpoints up to" in seen.found[-1].what
+    assert snapshot(root) == before
+
+
+def test_a_higher_name_that_torchtitan_takes_for_a_step_is_not_ready(
+    run_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(run_of("torchtitan (DCP)"), tmp_path / "run"))
+    shutil.copytree(root / "step-6", root / "old-step-9")
+    seen = decide(Run.open(root), 2)
+    assert not seen.ready and "rollback --to 6" in str(seen.next)
+
+
+def test_a_higher_folder_that_the_trainer_would_resume_goes_to_the_attic(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "run", (2, 4))
+    (root / "checkpoint-9").mkdir()
+    (root / "checkpoint-9/trainer_state.json").write_text("{")
+    assert holds(root, 0) == holds(root, 2) == "repaired"
