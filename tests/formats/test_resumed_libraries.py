@@ -66,6 +66,31 @@ def test_a_library_that_resumes_goes_on(began: Path, tmp_path: Path, library: st
     assert seen["Adam's counter"] == AGREES
 
 
+def test_two_ranks_of_accelerate_go_on(tmp_path: Path) -> None:
+    """Its numbers count saves, so that the updates in between are Adam's own."""
+    environment = {"ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
+    for stop in (6, 12):
+        words = ("tests.support.fsdp2", "accelerate", tmp_path, stop)
+        run_module(*words, ranks=2, environment=environment)
+    for before, step in ((4, 6), (6, 8), (6, 12), (10, 12)):
+        seen = verdicts(tmp_path, step, before)
+        assert DIFFERS not in seen.values(), seen
+        assert seen["moments"] == seen["parameters"] == AGREES, seen
+
+
+def test_two_ranks_of_lightning_go_on(tmp_path: Path) -> None:
+    for stop in (4, 8):
+        saved = sorted(tmp_path.glob(f"checkpoints/*step={STEP}.ckpt"))
+        resume = str(saved[0]) if stop > STEP else ""
+        words = ("tests.support.lightning_fsdp2", tmp_path, stop, resume)
+        environment = {"TORCHELASTIC_RUN_ID": "1", "PYTHONWARNINGS": "ignore"}
+        run_module(*words, ranks=2, environment=environment)
+    for before, step in ((2, 4), (4, 6), (4, 8)):
+        seen = verdicts(tmp_path / "checkpoints", step, before)
+        assert DIFFERS not in seen.values(), seen
+        assert seen["moments"] == seen["parameters"] == AGREES, seen
+
+
 @pytest.mark.parametrize("lost", ["all", "half"])
 @pytest.mark.parametrize("library", ["hugging_face", FSDP, "titan", "fused-titan"])
 def test_an_optimizer_that_was_lost_in_the_load_is_seen_in_the_next_save(
