@@ -22,6 +22,7 @@ from ckptsurgeon.terminal import unchecked
 
 if TYPE_CHECKING:
     from ckptsurgeon.launch.slurm import Job
+    from ckptsurgeon.look.resumed.resume import Stamps
     from ckptsurgeon.look.resumed.verdict import Verdict
     from ckptsurgeon.operations.relaunch import Relaunch
     from ckptsurgeon.run.run import Run
@@ -210,6 +211,7 @@ def start(
     from ckptsurgeon.launch import relaunch
     from ckptsurgeon.logs.printed.comparison import Comparison
     from ckptsurgeon.look.expected import expected
+    from ckptsurgeon.look.resumed.resume import later_steps
 
     if argv is None:
         argv = relaunch.command(run, section, extra)
@@ -226,6 +228,7 @@ def start(
         if run.settings.get("relaunch") is None
         else Comparison(expected(run, promise.step - 1))
     )
+    there = later_steps(run, promise.step - 1)
     try:
         status = relaunch.relaunch(run, promise, argv, check=check, out=out, comparison=comparison)
     except KeyboardInterrupt:
@@ -236,7 +239,7 @@ def start(
         ) from None
     if check and not common.quiet:
         print(f"verified: the trainer matches the promise of step {promise.step}", file=sys.stderr)
-    saved = None if check else _first_save(run, promise.step - 1, common)
+    saved = None if check else _first_save(run, promise.step - 1, there, common)
     if common.as_json:
         spoken = comparison if comparison is not None and comparison.lines else None
         common.answer(
@@ -247,14 +250,16 @@ def start(
     raise typer.Exit(status or (VerificationFailed.exit_code if cold else 0))
 
 
-def _first_save(run: Run, step: int, common: Common) -> tuple[int, list[Verdict]] | None:
+def _first_save(
+    run: Run, step: int, there: Stamps, common: Common
+) -> tuple[int, list[Verdict]] | None:
     """Whether the first step that the trainer saved goes on from the one that it loaded."""
     from ckptsurgeon.files.one_look import look_again
     from ckptsurgeon.look.resumed.resume import first_save
 
     look_again()  # the trainer has saved since
     with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
-        saved = first_save(run.root, step, progress=progress)
+        saved = first_save(run.root, step, there, progress=progress)
     if saved is not None and not common.quiet:
         text = report.first_save(saved[0], step, saved[1], common.style)
         print(text, file=sys.stderr)

@@ -46,6 +46,23 @@ print(sys.argv[1])
 """
 
 
+def test_a_later_step_that_was_there_before_is_not_the_trainers(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    """Of an abandoned branch: the trainer went on from step 6 and saved nothing."""
+    root = trained()
+    for file in (root / "global_step8").glob("*optim_states.pt"):
+        file.write_bytes((root / "global_step2" / file.name).read_bytes())
+    (root / "latest").write_text("global_step6")
+    (root / "latest_checkpointed_iteration.txt").write_text("6")
+    promise = json.loads(surgeon("show", 6, "--json", "-C", root).stdout)["promise"]
+    echo = "import sys; print(sys.argv[1])"
+    _names_its_own(root, sys.executable, "-c", echo, json.dumps(promise))
+    told = surgeon("relaunch", "-C", root)
+    assert told.exit_code == 0 and "goes on" not in told.stderr, told.stderr
+    assert surgeon("verify", 8, "--after", 6, "-C", root).exit_code == 4
+
+
 def test_a_trainer_that_began_with_a_cold_optimizer_is_exit_4(
     surgeon: Surgeon, trained: Trained
 ) -> None:

@@ -140,7 +140,7 @@ def _counts(steps: int, moved: float | None) -> list[int]:
 def _rate(run: Run, before: Checkpoint, k: int) -> Iterator[float]:
     try:
         word = expected(run, before.step)
-        rate = word.rate(k, None) if word.steady else None
+        rate = word.rate(k, None) if word.steady and word.decides_lr else None
     except (SurgeryError, *ODD):
         return
     if rate is not None:

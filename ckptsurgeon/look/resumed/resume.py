@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
@@ -36,13 +36,30 @@ def resumed(
     ]
 
 
+Stamps = Mapping[int, int]
+"""Step → when its newest file was written, in nanoseconds."""
+
+
+def later_steps(run: Run, before: int) -> Stamps:
+    """What is saved beyond step `before`, which a trainer that goes on from that saves over."""
+    later = [step for step in run.steps() if step > before]
+    return {step: _written(run, step) for step in later}
+
+
+def _written(run: Run, step: int) -> int:
+    files = run.format.files(run.root, step)
+    return max((file.stat().st_mtime_ns for file in files), default=0)
+
+
 def first_save(
-    root: Path, before: int, *, progress: Progress | None = None
+    root: Path, before: int, there: Stamps, *, progress: Progress | None = None
 ) -> tuple[int, list[Verdict]] | None:
     """The first whole step that was saved after step `before`, held against that; None where none
-    was saved, or the earlier one is gone. What can't be read is not compared."""
+    was saved, or the earlier one is gone. Those `there` before are not meant, unless they were
+    saved anew. What can't be read is not compared."""
     run = Run.open(root)
-    steps = [step for step in run.steps() if step > before and run.complete(step)]
+    later = later_steps(run, before)
+    steps = [step for step in later if later[step] != there.get(step) and run.complete(step)]
     if not steps or before not in run.steps():
         return None
     try:

@@ -19,6 +19,7 @@ from ckptsurgeon.look.resumed.counters import TOUCHED, updates
 from ckptsurgeon.look.resumed.equal_saves import identical
 from ckptsurgeon.look.resumed.laws import EXACT, Moments, Movement
 from ckptsurgeon.look.resumed.verdict import AGREES, DIFFERS, NOT_COMPARED, Verdict, edited
+from ckptsurgeon.look.vitals.bound import FLOOR
 from ckptsurgeon.look.vitals.facts import named
 from ckptsurgeon.look.vitals.jobs import Planner, Range, Source, strips_of
 from ckptsurgeon.look.vitals.reader import BLOCK, Reader
@@ -193,9 +194,9 @@ def _job(job: Job, reader: Reader) -> Reading:
             out.share = max(out.share, share)
         if same:
             same = all((before[kind] == now[kind]).all() for kind in read)
-        if blank and V in now:
-            blank = not now[V].any()
-    out.still = same and not blank
+        if blank and V in now:  # what no gradient reaches stays among the smallest numbers for good
+            blank = not (now[V] > FLOOR["float32"]).any()
+    out.still = same and not blank and _exact(job.now, job.before, V)
     return out
 
 
@@ -229,11 +230,12 @@ def _parameters(
         return
     if mine == its:
         yield Verdict("parameters", AGREES, f"{len(mine)} with moments")
-    for names, words in ((its - mine, "has no moments of"), (mine - its, "has new moments of")):
-        if names:
-            text = f"step {now.step} {words} {named(sorted(names))}, as step {before.step} "
-            text += "has" if words.startswith("has no ") else "has not"
-            yield Verdict("parameters", DIFFERS, text)
+    if gone := sorted(its - mine):
+        text = f"step {now.step} has no moments of {named(gone)}, and step {before.step} has"
+        yield Verdict("parameters", DIFFERS, text)
+    if new := sorted(mine - its):  # Adam makes the moments of a parameter at its first gradient
+        text = f"{named(new)}: step {before.step} has no moments of it, they began in between"
+        yield Verdict("parameters", NOT_COMPARED, text)
     if lost := [name for name in lost if name in mine & its]:
         why = f"{named(lost)}: both steps cut them in ways that can't be held against each other"
         yield Verdict("tensors", NOT_COMPARED, why)
