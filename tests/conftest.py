@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +25,13 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 STEPS = (2, 4, 6, 8)
+
+
+def _refused(file: str, words: object) -> NoReturn:
+    raise AssertionError(f"{file} would take the place of the process that runs the tests")
+
+
+os.execvp = _refused
 LONGEST = (
     "test_bench.py",
     "faults/test_faults.py",

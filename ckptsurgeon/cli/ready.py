@@ -91,7 +91,7 @@ def ready(
                 run, depth, repair=repair and not common.dry_run, from_scratch=from_scratch,
                 wait=wait, jobs=jobs, allow_globals=allow_global or (), progress=progress,
             )  # fmt: skip
-    _answer(seen, print_path, bool(arguments), common)
+    _answer(seen, print_path, bool(arguments) and not common.dry_run, common)
     if not seen.ready:
         raise typer.Exit(VerificationFailed.exit_code)
     if arguments and not common.dry_run:

@@ -84,8 +84,10 @@ def test_an_example_works_as_it_stands(
     if "../old" in words:
         (tmp_path / "old").symlink_to(request.getfixturevalue("small_run"))
     more = ["--yes", "--run", "."]  # nobody answers here
-    if words[0] == "relaunch":
-        words.insert(1, "--dry-run")  # the trainer itself is started in test_relaunch.py
+    if words[0] == "relaunch" or "--" in words:
+        words.insert(
+            1, "--dry-run"
+        )  # what they start is started in test_relaunch.py, test_ready.py
         more = []
     if words[0] == "redo":
         assert surgeon("undo", *more).exit_code == 0
