@@ -74,7 +74,8 @@ def zero(root: Path, gib: float, step: int = STEP) -> None:
     """One ZeRO-1 shard: fp32 masters, exp_avg, exp_avg_sq in one flat tensor each, real bytes."""
     count = int(gib * 2**30) // 12
     folder = _folder(root, step)
-    shard = optimizer_shard([(count, torch.rand)], [{}])
+    shard = optimizer_shard([(count, torch.rand)], [{}], step)
+    shard["optimizer_state_dict"]["partition_count"] = [1]
     _save(shard, folder / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
     _save(model_states(step, 1, 1), folder / "mp_rank_00_model_states.pt")
     _point(root, step)
@@ -196,13 +197,15 @@ def _point(root: Path, step: int) -> None:
 # --- what a trainer saves ------------------------------------------------------------------------
 
 
-def optimizer_shard(sizes: list[tuple[int, Any]], mappings: list[dict[str, Any]]) -> dict[str, Any]:
+def optimizer_shard(
+    sizes: list[tuple[int, Any]], mappings: list[dict[str, Any]], step: int = STEP
+) -> dict[str, Any]:
     """What DeepSpeed's BF16_Optimizer saves on one rank; a size is (elements, how to make them)."""
     return {
         "optimizer_state_dict": {
             "clip_grad": 1.0,
             "base_optimizer_state": {
-                "state": {i: adam(count, make) for i, (count, make) in enumerate(sizes)},
+                "state": {i: adam(count, make, step) for i, (count, make) in enumerate(sizes)},
                 "param_groups": [group(0.1 if i == 0 else 0.0, [i]) for i in range(len(sizes))],
             },
             "single_partition_of_fp32_groups": [make(count) for count, make in sizes],
@@ -216,9 +219,9 @@ def optimizer_shard(sizes: list[tuple[int, Any]], mappings: list[dict[str, Any]]
     }
 
 
-def adam(count: int, make: Any) -> dict[str, Any]:
+def adam(count: int, make: Any, step: int = STEP) -> dict[str, Any]:
     """The state of torch's AdamW for one flat tensor."""
-    return {"step": torch.tensor(float(STEP)), "exp_avg": make(count), "exp_avg_sq": make(count)}
+    return {"step": torch.tensor(float(step)), "exp_avg": make(count), "exp_avg_sq": make(count)}
 
 
 def group(weight_decay: float, params: Any) -> dict[str, Any]:

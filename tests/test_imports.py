@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import tomllib
 
+from ckptsurgeon import report
 from tests.conftest import LONGEST
 from tests.support.launch import REPO
 from tests.support.tiny_run import make_run
@@ -25,13 +28,52 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stdout.splitlines())
 
 
+def after_command(*words: str) -> set[str]:
+    """What `ckptsurgeon WORDS` loads."""
+    return loaded_after(
+        f"import contextlib, sys; sys.argv = ['ckptsurgeon', *{words}]\n"
+        "from ckptsurgeon.cli import main\n"
+        "with contextlib.suppress(SystemExit): main()"
+    )
+
+
 def test_the_command_line_loads_no_heavy_library() -> None:
     assert not loaded_after("import ckptsurgeon.cli") & set(HEAVY)
 
 
 def test_help_loads_neither_runs_nor_formats() -> None:
-    loaded = loaded_after("import ckptsurgeon.cli")
-    assert not loaded & {"ckptsurgeon.run", "ckptsurgeon.formats", "ckptsurgeon.surgery"}
+    loaded = after_command("--help")
+    assert "ckptsurgeon.cli.options" in loaded
+    rooms = ("formats", "logs", "look", "plans", "run", "surgery", "transaction")
+    assert not loaded & {f"ckptsurgeon.{room}" for room in rooms}
+
+
+@pytest.mark.parametrize("words", [["status"], ["ready"], ["ready", "--quick", "--json"]])
+def test_a_look_loads_nothing_that_edits_and_no_log(tmp_path: Path, words: list[str]) -> None:
+    """`ready` is in prologs, and its time is that of its imports."""
+    root = make_run(tmp_path / "run")
+    loaded = after_command(*words, "-C", str(root))
+    assert "ckptsurgeon.formats.huggingface.checkpoint" in loaded
+    editing = ("files.archives.append", "files.archives.retype", "surgery")
+    assert not loaded & {f"ckptsurgeon.{name}" for name in editing}
+    shown = {"attics", "copies", "differences", "format_checks", "optimizer_checks"}
+    assert not loaded & {f"ckptsurgeon.report.{name}" for name in shown}
+    if words[0] == "ready":
+        assert not {name for name in loaded if name.startswith("ckptsurgeon.logs")}
+        assert not loaded & {"socket", "tempfile", "decimal"}
+
+
+def test_the_report_has_each_of_its_names_whatever_is_loaded() -> None:
+    """A module that is called as a function is would be in its place once it is loaded."""
+    modules = [
+        f"ckptsurgeon.report.{path.stem}" for path in (REPO / "ckptsurgeon/report").glob("*.py")
+    ]
+    for name in modules:
+        if not name.endswith("_"):
+            importlib.import_module(name)
+    assert len(report.__all__) > 30
+    found = {name: getattr(report, name) for name in report.__all__}
+    assert [name for name, it in found.items() if isinstance(it, types.ModuleType)] == []
 
 
 def test_no_module_of_the_surgeon_loads_what_executes_checkpoints() -> None:
@@ -124,11 +166,6 @@ def test_the_longest_modules_are_there() -> None:
 @pytest.mark.parametrize("words", [["status"], ["set", "lr=5e-4", "--yes"]])
 def test_a_small_surgery_loads_no_yaml_and_no_pydantic(tmp_path: Path, words: list[str]) -> None:
     root = make_run(tmp_path / "run")
-    code = (
-        f"import contextlib, sys; sys.argv = ['ckptsurgeon', *{words}, '-C', {str(root)!r}]\n"
-        "from ckptsurgeon.cli import main\n"
-        "with contextlib.suppress(SystemExit): main()"
-    )
-    loaded = loaded_after(code)
+    loaded = after_command(*words, "-C", str(root))
     assert "ckptsurgeon.formats.huggingface.checkpoint" in loaded
     assert not loaded & {*HEAVY, "pydantic"}

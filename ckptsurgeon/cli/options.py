@@ -17,7 +17,7 @@ import typer
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import again
-from ckptsurgeon.report import Style
+from ckptsurgeon.report.style import Style
 
 if TYPE_CHECKING:
     from ckptsurgeon.run.run import Run

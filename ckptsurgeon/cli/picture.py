@@ -13,7 +13,7 @@ from ckptsurgeon.cli.advise import RunOrLogs, plan_of, proposal
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
-from ckptsurgeon.report import SCHEMA
+from ckptsurgeon.report.document import SCHEMA
 from ckptsurgeon.report.style import size, with_apply
 
 

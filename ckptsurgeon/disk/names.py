@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +41,8 @@ def above(path: Path) -> Iterator[tuple[str, int]]:
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """An empty folder outside of every run, removed in the end with all that is in it."""
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="ckptsurgeon-") as folder:
         yield Path(folder)
 

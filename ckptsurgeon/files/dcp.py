@@ -17,7 +17,6 @@ from typing import Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import dcp_metadata
-from ckptsurgeon.files.archives import append, rewrite
 from ckptsurgeon.files.archives import zeros as torch_blank
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.chunks import Chunks, Item, Place, Table
@@ -239,6 +238,8 @@ class Saved:
         )
 
     def _parts(self, item: Item, changes: Sequence[Change], base: str) -> tuple[Piece, ...]:
+        from ckptsurgeon.files.archives import append, rewrite
+
         archive, file = self.archive(item), f"{base}/{item.file}"
         depth = 1 if item.offset is None else 2
         inside = [replace(c, file=file, path=c.path[depth:]) for c in changes]

@@ -10,11 +10,9 @@ from ckptsurgeon.logs.tensorboard import event_file, message
 from ckptsurgeon.logs.tensorboard.event_file import BORN
 from ckptsurgeon.logs.tensorboard.frame import frame
 from ckptsurgeon.plans.edits import Content, Rewrite, relative
-from ckptsurgeon.transaction.home import EVENTS
+from ckptsurgeon.transaction.home import EVENTS, NOTE
 
 TAG = "ckptsurgeon/surgery" + TEXT
-NOTE = ".ckptsurgeon"
-"""How the name of the event file ends that holds a note."""
 
 
 def note(logdir: Path, root: Path, step: int, text: str, when: float) -> Rewrite:

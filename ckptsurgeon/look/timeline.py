@@ -10,7 +10,6 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs import curves
 from ckptsurgeon.logs.curves import Branch, Curves
-from ckptsurgeon.logs.note import NOTE
 from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.advise import Advice, advise
@@ -18,7 +17,7 @@ from ckptsurgeon.plans.edits import Move
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.attic import folders, pruned
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.home import EVENTS, KEPT_EVENTS
+from ckptsurgeon.transaction.home import EVENTS, KEPT_EVENTS, NOTE
 from ckptsurgeon.transaction.receipts import standing
 
 SOUND, UNSOUND, INCOMPLETE, ATTIC, PRUNED = (

@@ -11,7 +11,7 @@ from ckptsurgeon.formats.layout import resumes
 from ckptsurgeon.hints import Hint, command, text
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.report.fields import SHOWN, places
-from ckptsurgeon.report.plan import NOT_ASKED, fields, next_step, promise, reasons
+from ckptsurgeon.report.plans import NOT_ASKED, fields, next_step, promise, reasons
 from ckptsurgeon.report.style import (
     GREEN,
     RED,

@@ -12,12 +12,11 @@ from typing import Any
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.layout import Paged
-from ckptsurgeon.logs.note import NOTE
 from ckptsurgeon.plans.edits import Move, relative
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import receipts
-from ckptsurgeon.transaction.home import EVENTS, HOME
+from ckptsurgeon.transaction.home import EVENTS, HOME, NOTE
 
 ABOVE = 2
 """So far above the run a log folder may be that holds it: further up are the logs of others."""

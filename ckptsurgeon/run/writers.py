@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -58,7 +57,7 @@ def _trainer(record: Path) -> list[str]:
         host, job = str(data["host"]), data.get("slurm_job")
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return []
-    if host == socket.gethostname():
+    if host == os.uname().nodename:
         running = process.start(pid) == ticks
         return [f"{record.name}: process {pid} is running"] if running else []
     state = slurm_job.running(job)
@@ -103,7 +102,7 @@ def written(item: Path) -> str | None:
     refused then, fcntl(2)); or it came from another host and grew within the flush interval."""
     match = EVENT_WRITER.search(item.name)
     host = match["host"] if match else None
-    if match and host == socket.gethostname():
+    if match and host == os.uname().nodename:
         pid = int(match["pid"])
         if pid != os.getpid() and _born_before(pid, int(match["born"])):
             return f"its writer, process {pid}, is running"

@@ -13,6 +13,8 @@ ATTIC = "attic"
 RECEIPTS = "receipts"
 EVENTS = "tfevents"
 """What the name of each event file has in it."""
+NOTE = ".ckptsurgeon"
+"""How the name of the event file ends that holds a note."""
 KEPT_EVENTS = "tf-events"
 """What it has in it in an attic instead: TensorBoard would load the file."""
 

@@ -19,7 +19,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -279,7 +278,7 @@ def _refusal(lock: Path, record: Holder) -> SurgeryError:
 
 def _myself(title: str) -> Holder:
     return Holder(
-        token=secrets.token_hex(8),
+        token=os.urandom(8).hex(),
         host=os.uname().nodename,
         boot=process.boot(),
         namespace=process.namespace(),

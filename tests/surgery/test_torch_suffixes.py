@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.cli import app
 from ckptsurgeon.formats.fields.constants import TORCH
-from ckptsurgeon.report.plan import cost
+from ckptsurgeon.report.plans import cost
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import make_run
 

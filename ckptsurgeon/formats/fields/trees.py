@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckptsurgeon.errors import DamagedFile, NotUnderstood, SurgeryError
-from ckptsurgeon.files.archives import append, compact
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, NUMBERS, element, number
@@ -151,6 +150,8 @@ class Trees:
     ) -> dict[str, Append | Content]:
         """The new bytes of every file of the run at `root` that `changes` (file → its own) lead to;
         a file that is not there yet is a new one. Together they are one state of the checkpoint."""
+        from ckptsurgeon.files.archives import append
+
         return {
             file: append.render(self.archives[root / file], file, edits)
             for file, edits in changes.items()
@@ -215,6 +216,8 @@ def are_zero(saved: Trees, column: Column) -> list[bool]:
 def compacted(saved: Trees, root: Path) -> list[tuple[str, Content, int]]:
     """For each shard with dead bytes: its name from `root`, its content without them, and how many
     they are."""
+    from ckptsurgeon.files.archives import compact
+
     out = []
     for path, archive in saved.archives.items():
         file = path.relative_to(root).as_posix()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -114,6 +113,8 @@ def in_proportion(own: float, old: float, new: float) -> float:
     `own`, it leads to the result, to the last bit."""
     if own == old or not old:
         return new if own == old else own
+    from fractions import Fraction  # which loads decimal, and few runs have such groups
+
     for number in (Fraction(old / own), Fraction(own / old)):
         whole = float(number.limit_denominator(LARGEST))
         for factor in (1.0 / whole if whole else 0.0, whole):
