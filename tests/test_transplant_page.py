@@ -17,29 +17,45 @@ from tests.support.transcripts import BLOCK, matches
 PAGE = (REPO / "docs" / "transplant.md").read_text("utf-8")
 
 
-def test_the_first_case_prints_what_the_page_shows(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
+STAGES, TENSOR = "pipeline_model_parallel_size=2", "tensor_model_parallel_size=2"
+CASES: dict[str, tuple[list[tuple[str, int, str]], list[str]]] = {
+    "two ranks become one": ([("old", 2, ""), ("new", 1, "")], ["ranks"]),
+    "a pipeline becomes tensor ranks": (
+        [("old", 2, STAGES), ("new", 2, TENSOR)],
+        ["map", "stages"],
+    ),
+}
+"""The runs, their ranks and what cuts them, and the transcripts, one after another."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_case_prints_what_the_page_shows(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
+    runs, transcripts = CASES[case]
     with TemporaryDirectory() as folder:  # whose path is short enough for a line
         monkeypatch.chdir(folder)
-        shown, printed = first_case(Path(folder), corpus)
-    assert matches(shown, printed), printed
+        (rules,) = re.findall(r"<!-- names: stages -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
+        Path("names.yaml").write_text(rules)
+        for name, ranks, cut in runs:
+            steps, seed = (6, 1) if name == "old" else (1, 2)
+            launch(
+                f"--config={REPO / 'train/configs/tiny.yaml'}", "--from-scratch",
+                f"save={Path(folder) / name}", f"data={corpus}", f"train_iters={steps}",
+                f"save_interval={steps}", f"seed={seed}", *filter(None, [cut]),
+                ranks=ranks,
+            )  # fmt: skip
+        for name in transcripts:
+            shown = dict(BLOCK.findall(PAGE))[name].splitlines()
+            words = shown[0].removeprefix("$ ckptsurgeon ").split()
+            done = invoke(*words, *([] if "--print-map" in words else ["--yes"]))
+            assert done.exit_code == 0, done.output
+            assert matches(shown[1:], done.stdout.splitlines()), done.stdout
 
 
-def first_case(root: Path, corpus: Path) -> tuple[list[str], list[str]]:
-    """What the page shows, and what the command prints in a folder with both runs."""
-    for name, ranks, steps, seed in (("old", 2, 6, 1), ("new", 1, 1, 2)):
-        launch(
-            f"--config={REPO / 'train/configs/tiny.yaml'}", "--from-scratch",
-            f"save={root / name}", f"data={corpus}", f"train_iters={steps}",
-            f"save_interval={steps}", f"seed={seed}",
-            ranks=ranks,
-        )  # fmt: skip
-    shown = dict(BLOCK.findall(PAGE))["ranks"].splitlines()
-    words = shown[0].removeprefix("$ ckptsurgeon ").split()
-    done = invoke(*words, "--yes")
-    assert done.exit_code == 0, done.output
-    return shown[1:], done.stdout.splitlines()
+def test_each_transcript_of_the_page_is_held_against_its_command() -> None:
+    told = [name for _, names in CASES.values() for name in names]
+    assert sorted(dict(BLOCK.findall(PAGE))) == sorted(told)
 
 
 def test_the_names_of_the_page_are_rules(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ckptsurgeon.cli.options import (
     Declined,
     Editing,
     LogOneLiner,
+    MapOneLiner,
     OneLiner,
     shown_first,
 )
@@ -37,8 +38,12 @@ def one_liner(operation: Operation, name: str) -> Callable[..., None]:
     """The command `name` of an operation, with the options of every edit: it carries out the recipe
     that was typed."""
     request = operation.command(name)
-    on_logs = any(kind.on_logs for kind in operation.kinds())
-    bundle = LogOneLiner if on_logs else OneLiner
+    kinds = operation.kinds()
+    bundle: type[OneLiner] = OneLiner
+    if any(kind.on_logs for kind in kinds):
+        bundle = LogOneLiner
+    elif any(kind.fills_parameters for kind in kinds):
+        bundle = MapOneLiner
 
     def edit(*, common: OneLiner, **given: Any) -> None:
         _or_print(common, request(**given))
@@ -62,7 +67,24 @@ def _or_print(common: OneLiner, recipe: Recipe) -> None:
         recipe = recipe.but(why=common.why)
         common.answer(lambda: report.recipe(recipe), lambda: to_data(recipe))
         return
+    if isinstance(common, MapOneLiner) and common.print_map:
+        _print_map(common, recipe)
+        return
     operate(common, recipe)
+
+
+def _print_map(common: MapOneLiner, recipe: Recipe) -> None:
+    """Which parameter a transplant would fill from which; a refusal is a row of it."""
+    from ckptsurgeon.operations.transplant import Transplant
+
+    run = common.open_run()
+    run.refuse_interrupted()
+    checkpoint = run.checkpoint(run.latest())
+    made = recipe[Transplant].parameters(run, checkpoint)
+    common.answer(
+        lambda: report.parameter_map(made, run.name, common.style),
+        lambda: report.parameter_map_json(made),
+    )
 
 
 def operate(common: Editing, recipe: Recipe) -> None:

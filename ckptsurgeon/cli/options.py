@@ -187,6 +187,18 @@ class OneLiner(Editing):
 
 
 @dataclass(frozen=True)
+class MapOneLiner(OneLiner):
+    """What a command accepts that fills the parameters of a step from those of another run."""
+
+    print_map: Annotated[
+        bool,
+        typer.Option(
+            "--print-map", help="Print which parameter would be filled from which and stop."
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
 class LogOneLiner(OneLiner):
     """What a command accepts that works on logs alone too."""
 

@@ -17,6 +17,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.hints import Hint, again
+from ckptsurgeon.operations.refusals import Refusals
 
 PAGE = "docs/transplant.md"
 FOLDER = Path(__file__).with_name("names")
@@ -73,27 +74,33 @@ class Names:
             return again(swapped=(self.typed, "FILE"), why=why)
         return again("--names", "FILE", why=why)
 
-    def origins(self, names: Collection[str], own: Collection[str]) -> dict[str, list[Origin]]:
+    def origins(
+        self, names: Collection[str], own: Collection[str], refusals: Refusals | None = None
+    ) -> dict[str, list[Origin]]:
         """Each of the `own` names here that the source's `names` lead to, and the ways: a trainer
         may save weights apart and moments fused, or the reverse."""
+        refusals = Refusals() if refusals is None else refusals
         other = self._reversed()
         if self._fitting(names) + other._fitting(own) < other._fitting(names) + self._fitting(own):
-            return other._origins(names, own)
-        return self._origins(names, own)
+            return other._origins(names, own, refusals)
+        return self._origins(names, own, refusals)
 
-    def _origins(self, names: Collection[str], own: Collection[str]) -> dict[str, list[Origin]]:
+    def _origins(
+        self, names: Collection[str], own: Collection[str], refusals: Refusals
+    ) -> dict[str, list[Origin]]:
         out: dict[str, list[Origin]] = {}
         for new, origin in self._all(names):
             if new not in own:
                 continue
-            if lost := [each for each in origin.sources if each not in names]:
-                raise SurgeryError(
-                    f"{new} would be made of {lost[0]} as well, which the source has not",
-                    next=f"mend the rule for {new} under fuse: {PAGE}",
-                )
-            known = out.setdefault(new, [])
-            if (ordered := self._ordered(new, origin)) not in known:
-                known.append(ordered)
+            with refusals.of(new):
+                if lost := [each for each in origin.sources if each not in names]:
+                    raise SurgeryError(
+                        f"{new} would be made of {lost[0]} as well, which the source has not",
+                        next=f"mend the rule for {new} under fuse: {PAGE}",
+                    )
+                ordered = self._ordered(new, origin)
+                if ordered not in (known := out.setdefault(new, [])):
+                    known.append(ordered)
         return out
 
     def _fitting(self, names: Collection[str]) -> int:

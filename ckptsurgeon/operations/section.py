@@ -31,6 +31,8 @@ class Section(Fields):
     """Whether a recipe without this section means one with its defaults."""
     on_logs: ClassVar[bool] = False
     """Whether it works on a log folder without checkpoints."""
+    fills_parameters: ClassVar[bool] = False
+    """Whether it fills each parameter from one of another run."""
     leaves_newer: ClassVar[bool] = False
     """Whether the steps after `target` leave the run."""
 

@@ -24,9 +24,11 @@ from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.known_optimizer import knowing
 from ckptsurgeon.operations.limits import COUNT
 from ckptsurgeon.operations.numbered_parameters import order_of
+from ckptsurgeon.operations.refusals import Refusals
 from ckptsurgeon.operations.relaunch import Relaunch
 from ckptsurgeon.operations.rollback import copied, relinked
 from ckptsurgeon.operations.section import Changes, Recipe, Section
+from ckptsurgeon.operations.transplant_map import ParameterMap, parameter_map
 from ckptsurgeon.operations.transplanted_numbers import COUNTERS, SOURCE, TEMPLATE, numbers
 from ckptsurgeon.operations.transplanted_tensors import Tensors
 from ckptsurgeon.plans.edits import AnyChange, NewStep, NewText, Renamed
@@ -40,6 +42,7 @@ class Transplant(Section):
     element by element and field by field, whatever layout either has."""
 
     key: ClassVar[str] = "transplant"
+    fills_parameters: ClassVar[bool] = True
 
     source: Annotated[
         str,
@@ -143,10 +146,7 @@ class Transplant(Section):
                     f"step {each.step} of {where.root} is not sound: {sentences[0]}",
                     next=command("verify", each.step, run=str(where.root)),
                 )
-        alike = run.format.name == source.format.name
-        order = order_of(self.order) if self.order else []
-        names = parameter_names.read(self.names)
-        tensors = Tensors(run, checkpoint, donor, alike, names, order)
+        tensors = self._tensors(run, checkpoint, source, donor, Refusals())
         changes: list[AnyChange] = with_copies(run, checkpoint, tensors.changes())
         warnings = tensors.sentences()
         if self.require_all and tensors.differing:
@@ -174,6 +174,27 @@ class Transplant(Section):
             )
         sentences += _unlike(run, wanted, after)
         return changes, [*warnings, *sentences]
+
+    def _tensors(
+        self, run: Run, checkpoint: Checkpoint, source: Run, donor: Checkpoint, refusals: Refusals
+    ) -> Tensors:
+        alike = run.format.name == source.format.name
+        order = order_of(self.order) if self.order else []
+        names = parameter_names.read(self.names)
+        return Tensors(run, checkpoint, donor, alike, names, order, refusals)
+
+    def parameters(self, run: Run, checkpoint: Checkpoint) -> ParameterMap:
+        """Which parameter is filled from which, with every refusal that `changes` would stop at,
+        not the first alone."""
+        source, number = self._source(run)
+        known, donor = knowing(run, checkpoint), knowing(source, source.checkpoint(number))
+        refusals = Refusals(kept=True)
+        tensors = self._tensors(run, known, source, donor, refusals)
+        tensors.changes()
+        if not refusals.by_name:  # of what is no parameter
+            with refusals.of():
+                self.changes(run, Recipe(self), checkpoint)
+        return parameter_map(known.step, source.root, number, tensors)
 
 
 def _renamed(run: Run, checkpoint: Checkpoint, number: int) -> Iterator[AnyChange]:
@@ -262,6 +283,7 @@ def transplant(section: Transplant) -> Recipe:
 
     Examples:
     ckptsurgeon transplant --from ../old --step 6
+    ckptsurgeon transplant --from ../old --print-map
     ckptsurgeon transplant --from ../old --require-all --dry-run
     """
     return Recipe(section)

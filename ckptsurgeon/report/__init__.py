@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ckptsurgeon.report.format_checks import format_check_json as format_check_json
     from ckptsurgeon.report.optimizer_checks import optimizer_check as optimizer_check
     from ckptsurgeon.report.optimizer_checks import optimizer_check_json as optimizer_check_json
+    from ckptsurgeon.report.parameter_maps import parameter_map as parameter_map
+    from ckptsurgeon.report.parameter_maps import parameter_map_json as parameter_map_json
     from ckptsurgeon.report.plans import done as done
     from ckptsurgeon.report.plans import error as error
     from ckptsurgeon.report.plans import log as log
@@ -57,6 +59,7 @@ _PLACES = {
     "edits": "acts",
     "format_checks": "format_check format_check_json",
     "optimizer_checks": "optimizer_check optimizer_check_json",
+    "parameter_maps": "parameter_map parameter_map_json",
     "plans": "done error log plan recipe recovery waiting",
     "progress": "Progress",
     "readiness": "ready ready_json",

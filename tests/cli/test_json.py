@@ -38,6 +38,7 @@ def documents(
     """Heading → the document that the command prints."""
     folder = tmp_path_factory.mktemp("documents")
     root = Path(shutil.copytree(_originals(1, 1, "fp32"), folder / "run", symlinks=True))
+    old = shutil.copytree(root, folder / "old", symlinks=True)
     recipe = folder / "recipe.yaml"
     recipe.write_text("rollback: {to: 4}\nset: {lr: 5e-4}\nskip: [5-6]\n")
 
@@ -59,6 +60,7 @@ def documents(
         "recover": told("recover"),
         "relaunch": told("relaunch", "--dry-run"),
         "prune": told("prune", "--dry-run"),
+        "transplant": told("transplant", "--from", old, "--print-map"),
         "unlock": told("unlock"),
         "export": told("export", 4, "-o", folder / "weights"),
         "fork": told("fork", folder / "branch", "--step", 4, "--copy", "--set", "seed=7"),
