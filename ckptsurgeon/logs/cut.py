@@ -68,6 +68,29 @@ def truncate(
     return changes, [*traced.warnings, *warnings]
 
 
+def copies(
+    logdir: Path, folder: Path, root: Path, marks: Marks
+) -> tuple[dict[str, Rewrite | None], list[str]]:
+    """What `truncate` would leave of the event files directly in `logdir`, as files of these names
+    in `folder`, which is of the run at `root`; None for one that is there already. `logdir` itself
+    is only read."""
+    indexes = [event_file.scan(path) for path in event_file.files(logdir)]
+    traced = lineage.trace(indexes, marks)
+    names, warnings = _names(indexes, traced)
+    made: dict[str, Rewrite | None] = {}
+    for index, flags, name in zip(indexes, traced.flags, names, strict=True):
+        warnings += _damage(index)
+        if not flags.any():
+            continue
+        path, content = folder / name, _content(relative(index.path, root), index, flags)
+        known = path.stat() if path.exists() else None
+        note = f"{int(flags.sum())} of {len(index)} events, to step {marks.iteration}"
+        rewrite = Rewrite(relative(path, root), FIELD, content, note, new_file=known is None)
+        same = known and (known.st_size, known.st_mtime_ns) == (content.size, content.mtime_ns)
+        made[name] = None if same else rewrite
+    return made, [*traced.warnings, *warnings]
+
+
 def _names(indexes: Sequence[Index], traced: Lineage) -> tuple[list[str], list[str]]:
     """The names under which TensorBoard, which reads by name, reads the files of each training in
     the order in which they were written; and warnings where it will not.

@@ -162,7 +162,7 @@ def _cut_or_rename(
             file_changes, sentences = cut.truncate(
                 folder,
                 run.root,
-                _marks(checkpoint, cut_at, section.samples),
+                marks_of(checkpoint, cut_at, section.samples),
                 keep_as=keep,
                 salvage=section.salvage,
                 branch=branch,
@@ -219,7 +219,7 @@ def _branch(run: Run, files: Sequence[str]) -> list[str]:
     return names
 
 
-def _marks(checkpoint: Checkpoint | None, step: int, samples: int | None) -> Marks:
+def marks_of(checkpoint: Checkpoint | None, step: int, samples: int | None) -> Marks:
     """The counters of `step`: the checkpoint's own, or what the user says of another step."""
     from ckptsurgeon.logs.marks import Marks
 

@@ -29,6 +29,7 @@ from ckptsurgeon.operations.relaunch import Relaunch
 from ckptsurgeon.operations.rollback import copied, relinked
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.operations.transplant_map import ParameterMap, parameter_map
+from ckptsurgeon.operations.transplanted_logs import LOGS, logs
 from ckptsurgeon.operations.transplanted_numbers import COUNTERS, SOURCE, TEMPLATE, numbers
 from ckptsurgeon.operations.transplanted_tensors import Tensors
 from ckptsurgeon.plans.edits import AnyChange, NewStep, NewText, Renamed
@@ -95,7 +96,22 @@ class Transplant(Section):
         ),
     ] = False
 
+    logs: Annotated[
+        bool,
+        Key(
+            "the event files of that run, up to the step, become those of this one, whose own go "
+            "to the attic",
+            LOGS,
+        ),
+    ] = False
+
     def check(self, recipe: Recipe) -> None:
+        events = recipe[TensorBoard]
+        if self.logs and (events.after is not None or events.rename):
+            raise UsageError(
+                "both `transplant` with `logs` and `tensorboard` change the event files",
+                next="apply a recipe with `transplant` alone, and then one with `tensorboard`",
+            )
         for kind, section in recipe.given.items():
             own = kind in (Transplant, TensorBoard, Relaunch)
             if own or (kind.standing and section == kind()):
@@ -108,7 +124,8 @@ class Transplant(Section):
 
     def reads(self, run: Run, step: int) -> list[Path]:
         source, number = self._source(run)
-        return sources_of(source, [number])
+        events = source.logs.files() if self.logs else []
+        return [*sources_of(source, [number]), *events]
 
     def _source(self, run: Run) -> tuple[Run, int]:
         """The run and its step. Raises for a step that is not there, or not complete."""
@@ -173,6 +190,10 @@ class Transplant(Section):
                 next=command("show", why="what it keeps"),
             )
         sentences += _unlike(run, wanted, after)
+        if self.logs:
+            events, told = logs(run, source, donor)
+            changes += events
+            sentences += told
         return changes, [*warnings, *sentences]
 
     def _tensors(

@@ -70,7 +70,7 @@ class LogFolders:
         """Folders that surgeries made for cut branches: no trainer writes there."""
         branches: set[Path] = set()
         for receipt in receipts.read(self.root, mentioning=EVENTS):
-            if receipt.undoes is None:
+            if receipt.undoes is None and "transplant" not in receipt.recipe:
                 branches |= self._cut_branches(receipt)
         return branches
 

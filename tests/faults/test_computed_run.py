@@ -71,7 +71,7 @@ def test_another_precision_is_before_or_after(trained: Trained, every: int) -> N
 
 @pytest.mark.parametrize("every", DENSITY)
 def test_a_transplant_is_before_or_after(trained: Trained, tmp_path: Path, every: int) -> None:
-    """The step that `latest` names is the old one or the new one, whole."""
+    """The step that `latest` names is the old one or the new one, whole; the event files, too."""
     source = trained(zero=1, dtype="bf16").rename(tmp_path / "source")
     original = trained(zero=2, dtype="bf16")
     for step in (4, 6, 8):
@@ -79,7 +79,8 @@ def test_a_transplant_is_before_or_after(trained: Trained, tmp_path: Path, every
     for name, text in (("latest", "global_step2"), ("latest_checkpointed_iteration.txt", "2")):
         (original / name).write_text(text)
     recipe = {
-        "transplant": {"source": str(source), "step": 8}, "tensorboard": {"note": False}
+        "transplant": {"source": str(source), "step": 8, "logs": True},
+        "tensorboard": {"note": False},
     }  # fmt: skip
     states = [_named(original), _named(_after(original, recipe))]
     assert states[0] != states[1] and all(states)
