@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.files.one_look import one_look
 from ckptsurgeon.formats import Checkpoint, Disagreement, State
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look import soundness
@@ -49,12 +50,14 @@ class Verification:
 
 
 @collector_paused()
+@one_look()
 def inspect(run: Run, step: int | None = None) -> State:
     """One checkpoint, by default the latest, as its trainer would see it."""
     return run.state(run.latest() if step is None else step)
 
 
 @collector_paused()
+@one_look()
 def verify(
     run: Run,
     step: int | None = None,

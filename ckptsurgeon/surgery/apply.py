@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.collector import collector_paused
-from ckptsurgeon.files.one_look import look_again
+from ckptsurgeon.files.one_look import look_again, one_look
 from ckptsurgeon.hints import again, command
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.promise import Promise, differences
@@ -19,6 +19,7 @@ from ckptsurgeon.transaction.redo import Step
 
 
 @collector_paused()
+@one_look()
 def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = None) -> Receipt:
     """Commit `plan` in one transaction and verify its promise on a fresh read of the disk.
 

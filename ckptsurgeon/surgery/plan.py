@@ -7,6 +7,7 @@ from collections.abc import Collection
 from ckptsurgeon import operations
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
+from ckptsurgeon.files.one_look import one_look
 from ckptsurgeon.formats.fields.known_globals import refuse_unknown
 from ckptsurgeon.formats.fields.trees import rounded
 from ckptsurgeon.hints import again, command
@@ -23,6 +24,7 @@ from ckptsurgeon.transaction import receipts
 
 
 @collector_paused()
+@one_look()
 def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Plan:
     """What `recipe` would do to `run`, byte for byte. Reads only, also while a trainer is alive
     there: `apply` refuses then.

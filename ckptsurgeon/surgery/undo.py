@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.one_look import one_look
 from ckptsurgeon.hints import command, shell
 from ckptsurgeon.plans.edits import Move, NewText
 from ckptsurgeon.plans.plan import Plan, Receipt
@@ -18,6 +19,7 @@ from ckptsurgeon.transaction.names import refuse_foreign
 ROLLBACK = command("rollback", "--to", "STEP", why="to a saved step that `status` lists")
 
 
+@one_look()
 def plan_undo(run: Run, id: str | None = None, *, as_they_are: bool = False) -> Plan:
     """The inverse of receipt `id`, or of the newest surgery that is not undone yet.
 
@@ -32,6 +34,7 @@ def plan_undo(run: Run, id: str | None = None, *, as_they_are: bool = False) -> 
     return plan_restore(run, receipt, title, as_they_are=as_they_are)
 
 
+@one_look()
 def plan_redo(run: Run, id: str | None = None, *, as_they_are: bool = False) -> Plan:
     """The inverse of an undo: of that of surgery `id`, or of the newest that was not redone yet.
     The surgery is in force again, bit for bit, and so is what was trained on it."""

@@ -27,9 +27,18 @@ class NamePattern:
     def words(self) -> list[str]:
         return [word for word in WORDS.split(self.text) if word]
 
+    @cached_property
+    def _ends(self) -> tuple[str, str]:
+        """The text that each name of this pattern begins with, and the one that it ends with."""
+        plain = ["" if "*" in word or NUMBER.fullmatch(word) else word for word in self.words]
+        return (plain[0], plain[-1]) if plain else ("", "")
+
     def numbers(self, name: str) -> dict[str, int] | None:
         """Those in `name`; None if it is not of this pattern. Where several readings are possible,
         what stands first is as long as it can be."""
+        begin, end = self._ends
+        if not (name.startswith(begin) and name.endswith(end)):
+            return None  # most names in a folder
         failed: set[tuple[int, int]] = set()
         todo: list[tuple[int, int, tuple[tuple[str, str], ...]]] = [(0, 0, ())]
         while todo:
