@@ -14,6 +14,7 @@ from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look import log_end
 from ckptsurgeon.look.advise import DIVERGED, judge
 from ckptsurgeon.look.finding import Finding
+from ckptsurgeon.look.launch_ranks import torn
 from ckptsurgeon.look.logged import own
 from ckptsurgeon.operations.replicas import drifted
 from ckptsurgeon.plans.promise import Promise
@@ -57,6 +58,7 @@ def diagnose(run: Run) -> list[Finding]:
         with contextlib.suppress(NotUnderstood):
             out += _adam_step(run, checkpoint)
             out += _rate(run, checkpoint.state())
+        out += torn(run, checkpoint)
         out += _replicas(checkpoint)
     return out
 

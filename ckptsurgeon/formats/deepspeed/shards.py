@@ -130,6 +130,14 @@ class DeepSpeedShards(Checkpoint, NamesGroups):
             stage = STAGES.get(stage, stage)
         return int(stage)
 
+    def loads_on(self) -> int | None:
+        """ZeRO's shards by as many ranks as saved them; those that keep no param groups, and a
+        universal copy, by any."""
+        if not self.sharded or any(i.universal or i.elastic for i in self._optimizers):
+            return None
+        first = self.trees[self._models[0]]
+        return int(first.get("dp_world_size", 1)) * int(first.get("mp_world_size", 1))
+
     def schedule(self) -> Any:
         """The state of the scheduler in the first model file, or None."""
         file = self._models[0]
