@@ -19,7 +19,6 @@ from ckptsurgeon.operations.key import unknown_value
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.curves import Curves
-    from ckptsurgeon.look.advise.remedies import Remedy
     from ckptsurgeon.report.advice import Proposal
     from ckptsurgeon.run.run import Run
 
@@ -141,6 +140,7 @@ def advise(
     ckptsurgeon advise -o recipe.yaml --recipe 2
     ckptsurgeon advise --tb tensorboard --json
     """
+    from ckptsurgeon.guard.proposal import proposal
     from ckptsurgeon.look.advise import DIVERGED
     from ckptsurgeon.look.advise import advise as judge
     from ckptsurgeon.report.advice import advice, advice_json, recipe_file
@@ -184,7 +184,9 @@ def plan_of(output: Path | str, number: int | None = None) -> Hint:
 def _chosen(proposals: Sequence[Proposal], number: int | None) -> Proposal | None:
     """The recipe of that number, or the first that `plan` accepts."""
     if number is None or not proposals:
-        return next((item for item in proposals if item.recipe is not None), None)
+        from ckptsurgeon.guard.proposal import first
+
+        return first(proposals)
     if number > len(proposals):
         raise UsageError(
             f"--recipe {number}: {len(proposals)} are proposed",
@@ -235,20 +237,3 @@ def _tags(pairs: Sequence[str]) -> dict[str, str]:
             )
         named[signal] = name
     return named
-
-
-def proposal(run: Run, remedy: Remedy) -> Proposal:
-    """The first form of a remedy that `plan` accepts."""
-    from ckptsurgeon import surgery
-    from ckptsurgeon.recipe.file import from_data
-    from ckptsurgeon.report.advice import Proposal
-
-    refused = ""
-    for data in (remedy.recipe, *remedy.others):
-        try:
-            surgery.plan(run, from_data(data))
-        except SurgeryError as error:
-            refused = refused or error.what
-        else:
-            return Proposal(remedy, data)
-    return Proposal(remedy, None, refused)

@@ -13,7 +13,7 @@ EXIT_CODES = {
     0: "done, or nothing to do",
     1: "failed or declined; the run is exactly as it was",
     2: "wrong usage; the run is exactly as it was",
-    3: "diff, or with --exit-code: there are changes; advise: the loss diverged",
+    3: "diff, or with --exit-code: there are changes; advise, watch: the run needs you",
     4: "verification failed; the message says what differs",
     5: "an interrupted surgery is waiting: ckptsurgeon recover",
     130: "Ctrl-C before the commit point; the run is exactly as it was",
@@ -96,6 +96,10 @@ AFTER = (
     Command(
         "relaunch", "launch:relaunch", "Start the trainer and check its first line.",
         (*LOOKS, 4, 5, 130), "otherwise the trainer's exit status",
+    ),
+    Command(
+        "watch", "watch:watch", "Follow a run, and do by a policy what its trouble needs.",
+        (*LOOKS_FOR_CHANGES, 4, 5, 130),
     ),
     Command("fork", "fork:fork", "Make a new run from one step, in a directory of its own.", EDITS),
     Command("export", "export:export", "Write the weights of one step as safetensors.", WRITES),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ckptsurgeon.cli import new_file
-from ckptsurgeon.cli.advise import RunOrLogs, plan_of, proposal
+from ckptsurgeon.cli.advise import RunOrLogs, plan_of
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
@@ -40,6 +40,8 @@ def picture(
     ckptsurgeon report -o run.svg
     ckptsurgeon report -o run.html --x tokens
     """
+    from ckptsurgeon.guard.proposal import first as first_of
+    from ckptsurgeon.guard.proposal import proposal
     from ckptsurgeon.look.advise import advise
     from ckptsurgeon.look.timeline import timeline_of
     from ckptsurgeon.report.picture import FORMATS, draw, page
@@ -60,8 +62,7 @@ def picture(
         proposals = (
             [] if run is None else [proposal(run, item) for item in timeline.advice.remedies]
         )
-        first = next((item for item in proposals if item.recipe is not None), None)
-        made = page(timeline, x, proposals, first, plan_of("recipe.yaml"))
+        made = page(timeline, x, proposals, first_of(proposals), plan_of("recipe.yaml"))
     else:
         made = draw(timeline, format, x, DARK if dark else LIGHT)
     if not common.dry_run:

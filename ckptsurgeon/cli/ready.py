@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,21 +13,14 @@ import typer
 from ckptsurgeon import report
 from ckptsurgeon.cli.options import AllowGlobal, Common, Jobs
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
-from ckptsurgeon.files.one_look import look_again
+from ckptsurgeon.guard.ready import decide
 from ckptsurgeon.hints import again
 from ckptsurgeon.look import soundness
-from ckptsurgeon.look.ready import Readiness, may_hold_steps, nothing_saved, shadows
-from ckptsurgeon.look.ready import ready as look
+from ckptsurgeon.look.ready import Readiness, may_hold_steps, nothing_saved
 from ckptsurgeon.report.style import Style
-from ckptsurgeon.transaction.receipts import next_id
 
 if TYPE_CHECKING:
-    from ckptsurgeon.operations.section import Recipe
-    from ckptsurgeon.progress import Progress
     from ckptsurgeon.run.run import Run
-
-PAUSE_S = 0.05
-"""How often to look whether a surgery has ended."""
 
 
 def ready(
@@ -121,82 +111,6 @@ def _open(common: Common, from_scratch: bool) -> Run | None:
         if absent or (folder.is_dir() and not may_hold_steps(folder)):
             return None
         raise
-
-
-def decide(
-    run: Run,
-    level: int,
-    *,
-    repair: bool = False,
-    from_scratch: bool = False,
-    wait: float = 0,
-    jobs: int = 8,
-    allow_globals: Collection[str] = (),
-    progress: Progress | None = None,
-) -> Readiness:
-    """What the next start loads, once nobody works on the run; `repair` mends it before. Of several
-    processes one repairs: the others wait for its lock, and look at the one step that it led to.
-
-    Raises SurgeryError where a repair is refused or the lock is held for longer than `wait`."""
-    end = time.monotonic() + wait
-    while True:
-        while run.under_way() and time.monotonic() < end:
-            time.sleep(PAUSE_S)
-        look_again()
-        before = next_id(run.root)
-        refused = None
-        try:
-            if repair and run.interrupted():
-                from ckptsurgeon.surgery import recover
-
-                recover(run)
-                before = next_id(run.root)
-            seen = look(run, level=level, from_scratch=from_scratch, jobs=jobs, progress=progress)
-            if repair and seen.sound is not None:
-                seen = _repaired(run, seen, jobs, allow_globals)
-            if seen.ready or seen.receipt is not None:
-                return seen
-        except SurgeryError as error:
-            refused = error
-        meanwhile = run.under_way() is not None or next_id(run.root) != before
-        if meanwhile and time.monotonic() < end:
-            continue  # another process changed what was looked at
-        if refused is not None:
-            raise refused
-        return seen
-
-
-def _repaired(run: Run, seen: Readiness, jobs: int, allow_globals: Collection[str]) -> Readiness:
-    """What is there after the surgery; `seen` where none would help."""
-    from ckptsurgeon.surgery import apply, plan
-
-    recipe = _recipe(run, seen)
-    wanted = None if recipe is None else plan(run, recipe, allow_globals=allow_globals)
-    if wanted is None or wanted.empty:
-        return seen
-    receipt = apply(run, wanted, jobs=jobs)
-    look_again()
-    return replace(look(run, level=seen.level, jobs=jobs), receipt=receipt.id)
-
-
-def _recipe(run: Run, seen: Readiness) -> Recipe | None:
-    """The pointers name the sound step. Without pointers, and where a mark keeps that step from
-    being loaded, what is in the way goes to the attic; the logs stay as they are. What is newer
-    and lies outside the run's own steps is a person's to judge."""
-    from ckptsurgeon.operations.events import TensorBoard
-    from ckptsurgeon.operations.rollback import Repair, Rollback
-    from ckptsurgeon.operations.section import Recipe
-
-    assert seen.sound is not None
-    ahead = any(step > seen.sound for step in run.steps())
-    others = shadows(run, seen.sound)
-    if seen.sound == seen.step and not others:
-        return None  # its bytes are sound, and something else is wrong
-    marked = bool(others) and not ahead and all(each.step <= seen.sound for each in others)
-    why = f"ready: {seen.found[0].what}"
-    if marked or not run.format.pointers(run.root, seen.sound):
-        return Recipe(Rollback(seen.sound), TensorBoard(truncate=False), why=why)
-    return Recipe(Repair(seen.sound), why=why)
 
 
 def _answer(seen: Readiness, print_path: bool, launches: bool, common: Common) -> None:

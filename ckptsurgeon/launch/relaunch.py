@@ -7,9 +7,11 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -118,20 +120,28 @@ def job(
     nodes are taken away; for another one `ckptsurgeon.yaml` names it (`relaunch.kill_switch`)."""
     own = run.settings.get("relaunch")
     argv = command(run, section, extra, nodes)
-    hung = None
-    if isinstance(own, dict):
-        switch = own.get("kill_switch")
-    else:
+    hung, stop = None, kill_switch(run)
+    if not isinstance(own, dict):
         hung = run.root / HUNG
-        switch = plain_yaml.read(run.root / CONFIG).get("kill_switch_path")
-        if switch is None:
-            switch = run.root / "kill-switch"
-            argv.append(f"kill_switch_path={switch}")
+        if stop is None:
+            stop = run.root / "kill-switch"
+            argv.append(f"kill_switch_path={stop}")
     program, here = [sys.executable, "-m", "ckptsurgeon"], ["-C", str(run.root)]
     surgeon = [*program, "relaunch", *here, "--exec", "--"]
     ready = [*program, "ready", *here, "--repair"]
-    stop = None if switch is None else run.root / str(switch)
     return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options, hung, requeues, ready)
+
+
+def kill_switch(run: Run) -> Path | None:
+    """The file at which the trainer saves and ends, where it is known that it looks for one."""
+    own = run.settings.get("relaunch")
+    if isinstance(own, dict):
+        switch = own.get("kill_switch")
+    elif (run.root / CONFIG).is_file():
+        switch = plain_yaml.read(run.root / CONFIG).get("kill_switch_path")
+    else:
+        switch = None
+    return None if switch is None else run.root / str(switch)
 
 
 def relaunch(
@@ -158,7 +168,7 @@ def relaunch(
     live = None if bundled or comparison is None else LiveComparison(run, comparison)
     # Python keeps lines back where its output is a pipe: they would come when it is too late.
     environment = None if live is None else {"PYTHONUNBUFFERED": "1", **os.environ}
-    with _started(run, argv, environment) as trainer:
+    with _started(run, argv, environment) as trainer, _passed_on(trainer):
         assert trainer.stdin is not None and trainer.stdout is not None
         try:
             for line in trainer.stdout:
@@ -223,6 +233,19 @@ def _started(
             if run.settings.get("relaunch")
             else "name a program that is there",
         ) from None
+
+
+@contextlib.contextmanager
+def _passed_on(trainer: subprocess.Popen[str]) -> Iterator[None]:
+    """SIGTERM asks the trainer to end, which may save first; its status is then the answer."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python takes signals there alone
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: trainer.send_signal(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _is_report(line: str) -> bool:

@@ -25,8 +25,10 @@ FLUSH_S = 120
 """Seconds after which torch's writer has flushed what it holds."""
 AHEAD_S = 3600
 """Seconds by which the clock of another host, or of a file server, may be ahead of this one's."""
+RECORD = "trainer.pid"
+"""What the bundled trainer says of its process."""
 MAX_RECORD = 1 << 16
-"""Bytes of what the bundled trainer says of its process."""
+"""Bytes of it."""
 MOUNTS = Path("/proc/self/mountinfo")
 REMOTE = ("nfs", "nfs4", "cifs", "smb3")
 EVENT_WRITER = re.compile(rf"{EVENTS}\.(?P<born>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.\d+")
@@ -40,7 +42,7 @@ def evidence(
     Signs are the bundled trainer's `trainer.pid`, event files (`logs`) that may still be written
     to, and a step that is being saved. Another host's trainer can't be seen from here, only what it
     writes, and its SLURM job."""
-    signs = _trainer(root / "trainer.pid")
+    signs = _trainer(root / RECORD)
     for item in logs:
         sign = written(item) if item.is_file() else None
         if sign:
@@ -48,14 +50,27 @@ def evidence(
     return signs + _saving(root, format, pointers)
 
 
+def recorded(root: Path) -> tuple[int, int] | None:
+    """Number and start of the process of this host that the bundled trainer's record names."""
+    pid, ticks, host, _ = _record(root / RECORD) or (0, 0, "", None)
+    return (pid, ticks) if pid > 0 and host == socket.gethostname() else None
+
+
+def _record(record: Path) -> tuple[int, int, str, object] | None:
+    try:
+        data = json.loads(whole_file.read(record, MAX_RECORD))
+        return (
+            int(data["pid"]), int(data["start_time"]), str(data["host"]), data.get("slurm_job")
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
 def _trainer(record: Path) -> list[str]:
     """The process that the bundled trainer's record names, if it runs on this host; of another host
     its SLURM job, if that runs."""
-    try:
-        data = json.loads(whole_file.read(record, MAX_RECORD))
-        pid, ticks = int(data["pid"]), int(data["start_time"])
-        host, job = str(data["host"]), data.get("slurm_job")
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    pid, ticks, host, job = _record(record) or (0, 0, "", None)
+    if not host:
         return []
     if host == os.uname().nodename:
         running = process.start(pid) == ticks

@@ -73,14 +73,18 @@ class Holder:
 _UNREADABLE = Holder("", "an unknown host", "", 0, 0, 0, 0, "unreadable lock record", "?")
 
 
-def holder(root: Path) -> Holder | None:
-    """Who holds the lock of this run now, dead or alive; None when nobody does."""
-    return _read(root / HOME / "lock")
+LOCK, WATCHER = "lock", "watcher"
+"""The lock of surgeries, and the one of who watches the run."""
 
 
-def alive(root: Path) -> Holder | None:
-    """Who holds the lock now, unless it is a process of this machine that is provably gone."""
-    record = holder(root)
+def holder(root: Path, name: str = LOCK) -> Holder | None:
+    """Who holds a lock of this run now, dead or alive; None when nobody does."""
+    return _read(root / HOME / name)
+
+
+def alive(root: Path, name: str = LOCK) -> Holder | None:
+    """Who holds a lock now, unless it is a process of this machine that is provably gone."""
+    record = holder(root, name)
     return None if record is None or _stale(record) else record
 
 
@@ -92,8 +96,8 @@ def refuse_held(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def hold(root: Path, title: str) -> Iterator[None]:
-    """Hold the lock of the run at `root`; leave no trace of it, nor of a `.ckptsurgeon` that it
+def hold(root: Path, title: str, name: str = LOCK) -> Iterator[None]:
+    """Hold a lock of the run at `root`; leave no trace of it, nor of a `.ckptsurgeon` that it
     made and nobody filled.
 
     Raises SurgeryError when another surgery holds it, OSError when it can't be written, and
@@ -102,14 +106,14 @@ def hold(root: Path, title: str) -> Iterator[None]:
     mine = _myself(title)
     root_time = None if home.exists() else root.stat().st_mtime_ns
     try:
-        _take(home, mine)
+        _take(home / name, mine)
         yield
     finally:
         try:
-            _release(home, mine, root_time)
+            _release(home / name, mine, root_time)
         except (OSError, KeyboardInterrupt) as error:
             raise InterruptedSurgery(
-                f"the lock {home / 'lock'} could not be removed: {error or 'interrupted'}",
+                f"the lock {home / name} could not be removed: {error or 'interrupted'}",
                 untouched="no edit of this surgery was lost",
                 next=command("recover", why="remove it"),
             ) from error
@@ -149,12 +153,12 @@ def _remove_dead(home: Path, record: Holder) -> None:
     private = home / f"lock.{mine.token}"
     try:
         disk.write_new(private, _encode(mine))
-        if not _break(home, record, private):
+        if not _break(home / LOCK, record, private):
             raise SurgeryError(
                 f"the lock of {record} is being removed by another process",
                 next=command("status", why="see whether it is gone"),
             )
-        _release(home, mine, None)
+        _release(home / LOCK, mine, None)
     except OSError as error:
         raise SurgeryError(
             f"{error.filename}: {error.strerror}: the lock stays",
@@ -168,8 +172,8 @@ def _remove_dead(home: Path, record: Holder) -> None:
 # --- taking and releasing ------------------------------------------------------------------------
 
 
-def _take(home: Path, mine: Holder) -> None:
-    lock, private = home / "lock", home / f"lock.{mine.token}"
+def _take(lock: Path, mine: Holder) -> None:
+    home, private = lock.parent, lock.with_name(f"{lock.name}.{mine.token}")
     for _ in range(ATTEMPTS):
         record = _read(lock)
         if record is not None and not _stale(record):
@@ -181,9 +185,9 @@ def _take(home: Path, mine: Holder) -> None:
             if not private.exists():
                 disk.write_new(private, _encode(mine))
             if record is not None:
-                _break(home, record, private)
+                _break(lock, record, private)
             elif _claim(lock, private):
-                _tidy(home)
+                _tidy(lock)
                 return
         except FileNotFoundError:
             pass  # the last holder removed its empty home, or tidied our private file away
@@ -191,11 +195,11 @@ def _take(home: Path, mine: Holder) -> None:
     raise SurgeryError(f"{lock}: too many surgeries start at once", next=again())
 
 
-def _release(home: Path, mine: Holder, root_time: int | None) -> None:
-    record = _read(home / "lock")
+def _release(lock: Path, mine: Holder, root_time: int | None) -> None:
+    home, record = lock.parent, _read(lock)
     if record is not None and record.token == mine.token:
-        disk.remove_file(home / "lock")
-    _remove(home / f"lock.{mine.token}")
+        disk.remove_file(lock)
+    _remove(lock.with_name(f"{lock.name}.{mine.token}"))
     with contextlib.suppress(FileNotFoundError, FileExistsError):
         if home.is_dir() and not any(home.iterdir()):
             try:
@@ -226,12 +230,12 @@ def _claim(name: Path, private: Path) -> bool:
     return True
 
 
-def _break(home: Path, victim: Holder, private: Path) -> bool:
-    """Remove the lock of `victim`, if this process wins the claim to do so. True: it is gone."""
+def _break(lock: Path, victim: Holder, private: Path) -> bool:
+    """Remove `lock`, held by `victim`, if this process wins the claim to. True: it is gone."""
     claims = []
     heir = victim
     while True:
-        claim = home / f"lock.{heir.token}.heir"
+        claim = lock.with_name(f"{lock.name}.{heir.token}.heir")
         if _claim(claim, private):
             claims.append(claim)
             break
@@ -242,21 +246,21 @@ def _break(home: Path, victim: Holder, private: Path) -> bool:
         heir = other
     try:
         # A claim can be won after the break is over; then the lock is another one by now.
-        record = _read(home / "lock")
+        record = _read(lock)
         if record is not None and record.token == victim.token:
-            disk.remove_file(home / "lock")
+            disk.remove_file(lock)
     finally:
         for claim in claims:
             _remove(claim)
     return True
 
 
-def _tidy(home: Path) -> None:
+def _tidy(lock: Path) -> None:
     """Remove what dead processes left beside the lock. A live one that loses its private file
     tries again, and a claim whose victim is gone is worth nothing."""
-    for name in sorted(entry.name for entry in home.iterdir()):
-        if name.startswith("lock."):
-            _remove(home / name)
+    for name in sorted(entry.name for entry in lock.parent.iterdir()):
+        if name.startswith(f"{lock.name}."):
+            _remove(lock.with_name(name))
 
 
 def _remove(path: Path) -> None:
@@ -270,6 +274,9 @@ def _refusal(lock: Path, record: Holder) -> SurgeryError:
         follow: Hint = "wait until it ends, then run the same command again"
     else:
         follow = command("unlock", why="remove it, once you are sure that nothing runs there")
+    if lock.name == WATCHER:
+        follow = shell(["rm", lock], why="once you are sure that nothing runs there")
+        return SurgeryError(f"{lock}: another process watches this run: {record}", next=follow)
     return SurgeryError(f"{lock}: another surgery is under way: {record}", next=follow)
 
 

@@ -45,16 +45,29 @@ def is_gone(pid: int, ticks: int) -> bool:
     return known is not None and (known[0] in _ENDED or (bool(ticks) and known[1] != ticks))
 
 
+def parent(pid: int) -> int | None:
+    """The number of the process that started it; None where /proc does not say."""
+    fields = _fields(pid)
+    return None if fields is None else int(fields[1])
+
+
 _ENDED = ("Z", "X")
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
     """State and start time (proc(5), stat fields 3 and 22). A process whose first thread has ended
     before the others is called a zombie there; it runs as long as they do."""
+    fields = _fields(pid)
+    if fields is None:
+        return None
+    state, threads, ticks = fields[0], int(fields[17]), int(fields[19])
+    return "S" if state == "Z" and threads > 1 else state, ticks
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Those of its stat from the third on: what comes before may hold any character."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    state, *fields = text.rpartition(")")[2].split()
-    threads, ticks = int(fields[16]), int(fields[18])
-    return "S" if state == "Z" and threads > 1 else state, ticks
+    return text.rpartition(")")[2].split()

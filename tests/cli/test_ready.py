@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from ckptsurgeon import Run, look, surgery
-from ckptsurgeon.cli import ready
-from ckptsurgeon.cli.ready import decide
+from ckptsurgeon.guard import ready
+from ckptsurgeon.guard.ready import decide
 from ckptsurgeon.transaction import lock
 from tests.cli.conftest import Surgeon, hints
 from tests.faults.inject import KILLED, Fault, outcome

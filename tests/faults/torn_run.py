@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ckptsurgeon import Run, surgery
-from ckptsurgeon.cli.ready import decide
+from ckptsurgeon.guard.ready import decide
 from tests.faults.world import Scenario
 from tests.support.tiny_run import GROUP, make_run, write_torch_file
 

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ckptsurgeon import Run, look, surgery
-from ckptsurgeon.cli.ready import decide
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.guard.ready import decide
 from ckptsurgeon.look.ready import shadows
 from tests.formats.matrix import FORMATS
 from tests.support import megatron_dist

@@ -1,0 +1,119 @@
+"""What a watch noticed and did, kept in the run: `.ckptsurgeon/watch/<number>/event.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon import disk, whole_file
+from ckptsurgeon.plans.record_types import made
+from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.names import ID
+from ckptsurgeon.transaction.worker import as_owner
+
+FOLDER = "watch"
+SEEN, STOPPED, HEALED, READY, STARTED, ASKED = (
+    "seen", "stopped", "healed", "ready", "started", "asked",
+)  # fmt: skip
+"""How far it came: noticed; the trainer is stopped; the run is edited, where that is what helps;
+its start is checked; the trainer runs again. Or a person is asked, and nothing more is done."""
+OPEN = (SEEN, STOPPED, HEALED)
+"""From where a watch goes on that was killed."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """`cause` is one of the policy's, `what` says it in a sentence, `step` is where it began and
+    `signal` what moved first. `saved` is the newest step of then, `status` that of a trainer
+    which has ended. `receipt` is the surgery, `why`
+    the reason for which a person is asked, `process` number and start of what was started. `acted`
+    is the time of the last act (Unix): what was logged before it is not judged again."""
+
+    id: str
+    cause: str
+    what: str
+    when: str
+    state: str = SEEN
+    step: int | None = None
+    signal: str = ""
+    saved: int | None = None
+    status: int | None = None
+    receipt: str | None = None
+    recipe: str = ""
+    why: str = ""
+    process: tuple[int, ...] = ()
+    notified: bool = False
+    acted: float = 0.0
+
+    def with_(self, **changes: Any) -> Event:
+        """The event, one act later."""
+        return replace(self, **{"acted": time.time(), **changes})
+
+
+def folder(root: Path, id: str) -> Path:
+    """Where an event and what belongs to it is kept."""
+    return root / HOME / FOLDER / id
+
+
+def read(root: Path) -> list[Event]:
+    """Every event that can be read, the oldest first."""
+    found = []
+    for id in _ids(root):
+        try:
+            text = whole_file.read(folder(root, id) / "event.json", whole_file.MAX_RECORD)
+            found.append(made(Event, json.loads(text)))
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            continue
+    return found
+
+
+def new(root: Path, cause: str, what: str, **more: Any) -> Event:
+    """The next event, not written yet."""
+    id = f"{max(map(int, _ids(root)), default=0) + 1:04d}"
+    return Event(id, cause, what, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **more)
+
+
+def write(root: Path, event: Event) -> Event:
+    """Keep it: a crash leaves it as it was, or as it is now."""
+    put(root, event.id, "event.json", json.dumps(asdict(event), ensure_ascii=False).encode())
+    return event
+
+
+def put(root: Path, id: str, name: str, data: bytes) -> Path:
+    """Keep a file with the event, in place of one of that name."""
+    here = folder(root, id)
+    with as_owner(root, []):
+        for each in (here.parent.parent, here.parent, here):
+            if not each.is_dir():
+                disk.make_directory(each)
+        staged = here / f"{name}.new"
+        if os.path.lexists(staged):
+            disk.remove_file(staged)
+        disk.write_new(staged, data)
+        disk.rename(staged, here / name)
+        disk.fsync_directory(here)
+    return here / name
+
+
+def as_json(event: Event, root: Path) -> Mapping[str, Any]:
+    """An event for a program or a person far away, with the files that belong to it."""
+    here = folder(root, event.id)
+    names = sorted(path.name for path in here.iterdir()) if here.is_dir() else []
+    files = {name: str(here / name) for name in names if not name.startswith("event.json")}
+    document = asdict(event)
+    del document["process"], document["acted"]
+    return {**document, "files": files}
+
+
+def _ids(root: Path) -> list[str]:
+    here = root / HOME / FOLDER
+    return (
+        sorted(item.name for item in here.iterdir() if ID.fullmatch(item.name))
+        if (here.is_dir())
+        else []
+    )

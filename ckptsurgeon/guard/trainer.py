@@ -1,0 +1,179 @@
+"""The trainer of a watched run: whether it runs, how it is stopped, and its start."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsurgeon import disk
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.one_look import look_again
+from ckptsurgeon.guard import event as events
+from ckptsurgeon.guard.policy import Policy
+from ckptsurgeon.launch.relaunch import kill_switch
+from ckptsurgeon.launch.written import by_others
+from ckptsurgeon.run import writers
+from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction import process
+
+PAUSE_S = 0.1
+"""How often to look whether it has ended."""
+KILLED_S = 30.0
+"""Seconds for what was killed to be gone."""
+HUNG_S = 60.0
+"""Seconds at most that a trainer which hangs has to end by itself."""
+OUTPUT = "trainer.log"
+"""What it prints after a start, with the event."""
+MARK = "ckptsurgeon watch"
+"""What a kill switch of ours says."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of this host; its start tells it from another that has its number later."""
+
+    pid: int
+    start: int
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """The one of this number; None where it does not run."""
+        start = process.start(pid)
+        return None if start is None else cls(pid, start)
+
+    @property
+    def runs(self) -> bool:
+        return process.start(self.pid) == self.start
+
+    def send(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            if self.runs:
+                os.kill(self.pid, number)
+
+    def below(self) -> list[Process]:
+        """Itself and every process that it started, and they."""
+        parents: dict[int, list[int]] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and (parent := process.parent(int(entry.name))) is not None:
+                parents.setdefault(parent, []).append(int(entry.name))
+        found, waiting = [], [self.pid]
+        while waiting:
+            pid = waiting.pop()
+            waiting += parents.get(pid, [])
+            found += [each] if (each := Process.of(pid)) else []
+        return found
+
+
+def found(run: Run) -> Process | None:
+    """The one that the bundled trainer's record names, if it runs on this host, and nobody else can
+    have written that."""
+    named = writers.recorded(run.root)
+    if named is None or by_others(run.root / writers.RECORD):
+        return None
+    at = Process(*named)
+    return at if at.runs else None
+
+
+def started(run: Run, event: events.Event) -> Process | None:
+    """What a watch started after this event, if any of it runs: who has its output open holds a
+    lock on that. Where the number was not kept, the trainer's own is taken."""
+    path = events.folder(run.root, event.id) / OUTPUT
+    if not path.is_file():
+        return None
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        known = len(event.process) == 2 and not by_others(path.with_name("event.json"))
+        return Process(*event.process) if known else found(run) or Process(0, 0)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def printed(run: Run) -> tuple[Path, float] | None:
+    """What the trainer prints that a watch started last, and when that was (Unix time)."""
+    for each in reversed(events.read(run.root)):
+        path = events.folder(run.root, each.id) / OUTPUT
+        if path.is_file():
+            return path, each.acted
+    return None
+
+
+def start(run: Run, event: events.Event, options: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start `relaunch` in a session of its own: it and the trainer outlive the watch. What they
+    print goes to a file of the event. Raises SurgeryError where that can't be."""
+    path = events.put(run.root, event.id, OUTPUT, b"")
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return subprocess.Popen(
+            [sys.executable, "-m", "ckptsurgeon", "relaunch", "-C", str(run.root), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SurgeryError(
+            f"the trainer can't be started: {error.strerror}", next="start it by hand"
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+def stop(run: Run, policy: Policy, at: Process | None, id: str, *, hung: bool) -> str:
+    """Let the trainer save and end: by the policy's command, else by its kill switch, else by
+    SIGTERM; one that does not is killed. Empty once it is gone, else why it is not."""
+    switch = kill_switch(run)
+    if at is None and run.trainer() is None:
+        return ""
+    if policy.stop:
+        try:
+            subprocess.run(policy.stop, cwd=run.root, timeout=policy.stop_within or 1, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"{policy.stop[0]}: {error}"
+    elif switch is not None and not hung:
+        with contextlib.suppress(FileExistsError):
+            disk.write_new(switch, f"{MARK} {id}\n".encode())
+    elif at is not None:
+        at.send(signal.SIGTERM)
+    else:
+        return "no process of it is known here, nor a kill switch, nor has the policy `stop`"
+    if _gone(run, at, min(policy.stop_within, HUNG_S) if hung else policy.stop_within):
+        return ""
+    if at is not None:
+        named = found(run)
+        for each in [*at.below(), *(named.below() if named else [])]:
+            each.send(signal.SIGKILL)
+        if _gone(run, at, KILLED_S):
+            return ""
+    return run.trainer() or "it still runs"
+
+
+def _gone(run: Run, at: Process | None, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while True:
+        look_again()
+        if not (at is not None and at.runs) and run.trainer() is None:
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(PAUSE_S)
+
+
+def clear_switch(run: Run) -> None:
+    """Remove a kill switch that a watch put there; a person's stays."""
+    switch = kill_switch(run)
+    if switch is None or not switch.is_file() or switch.stat().st_size > 100:
+        return
+    if switch.read_text("utf-8", "replace").startswith(MARK):
+        disk.remove_file(switch)

@@ -1,0 +1,121 @@
+"""What is wrong with a run that trains: by its logs, its saved steps and the clock. Reads only."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptsurgeon.guard.event import ASKED, Event
+from ckptsurgeon.guard.policy import COLD, DIVERGED, ENDED, HUNG, NAN, Policy
+from ckptsurgeon.look.advise.advice import DIVERGED as HAS_DIVERGED
+from ckptsurgeon.look.advise.advice import judge
+from ckptsurgeon.look.histories import histories
+from ckptsurgeon.look.resumed.resume import Stamps, first_save
+from ckptsurgeon.run.run import Run
+
+if TYPE_CHECKING:
+    from ckptsurgeon.logs.curves import Curves
+
+NEAR = 100
+"""Steps within which the same first sign is the same cause."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One of the policy's causes, in a sentence; where it began, and what moved first. `status` is
+    that of a trainer which has ended, where it is known."""
+
+    cause: str
+    what: str
+    step: int | None = None
+    signal: str = ""
+    status: int | None = None
+
+
+def of_the_loss(curves: Curves) -> Trouble | None:
+    """A divergence, as advise sees it."""
+    from ckptsurgeon.report.advice import verdict
+
+    diagnosis = judge(curves)
+    spike = diagnosis.spike
+    if diagnosis.verdict != HAS_DIVERGED or spike is None:
+        return None
+    lost = spike.broken is not None or any(sign.rule == "nan" for sign in spike.signs)
+    signal = spike.signs[0].signal if spike.signs else spike.signal
+    return Trouble(NAN if lost else DIVERGED, verdict(diagnosis), spike.first, signal)
+
+
+def of_silence(run: Run, policy: Policy, since: float, also: Sequence[Path]) -> Trouble | None:
+    """No log and no step was written to for as long as the policy says, nor since that time."""
+    silent = time.time() - max(since, last_word(run, also))
+    if silent < 60 * policy.hung:
+        return None
+    return Trouble(HUNG, f"nothing was logged or saved for {silent / 60:.0f} minutes")
+
+
+def last_word(run: Run, also: Sequence[Path]) -> float:
+    """When a log, a pointer or the newest step was written to last (Unix time); 0 where none is."""
+    steps = run.steps()[-1:]
+    saved = [file for step in steps for file in run.format.files(run.root, step)]
+    return written([*logs(run), *also, *saved, *(run.root / name for name in run.pointers())])
+
+
+def logs(run: Run) -> Sequence[Path]:
+    """The run's own logs."""
+    return [*run.logs.files(), *histories(run)]
+
+
+def written(files: Iterable[Path]) -> float:
+    """When the newest of them was written to; 0 where none is there."""
+    newest = 0.0
+    for file in files:
+        with contextlib.suppress(OSError):
+            newest = max(newest, file.stat().st_mtime)
+    return newest
+
+
+def of_the_first_save(run: Run, base: int, there: Stamps) -> tuple[int, Trouble | None] | None:
+    """The first step that was saved after `base` and was not `there`, with what does not go on in
+    it; None as long as none is."""
+    saved = first_save(run.root, base, there)
+    if saved is None:
+        return None
+    step, verdicts = saved
+    cold = [each for each in verdicts if each.differs]
+    if not cold:
+        return step, None
+    what = f"step {step} does not go on from step {base}: {cold[0].text}"
+    return step, Trouble(COLD, what, step)
+
+
+def beyond(policy: Policy, events: Sequence[Event], event: Event) -> str:
+    """Which bound of the policy keeps the watch from treating `event`; empty where none does."""
+    before = [each for each in events if each.id < event.id]
+    if event.cause in (HUNG, ENDED):
+        times = 0
+        for each in reversed(before):
+            if each.cause not in (HUNG, ENDED) or each.saved != event.saved:
+                break
+            times += each.state != ASKED
+        if times >= policy.max_restarts:
+            return f"{times} starts brought no new step (max_restarts {policy.max_restarts})"
+        return ""
+    treated = [each for each in before if each.receipt is not None]
+    for each in treated:
+        if event.step is None or each.step is None or each.signal != event.signal:
+            continue
+        if abs(event.step - each.step) <= NEAR:
+            return f"the same first sign, {each.signal}, as in {each.id}: that did not help"
+    if len(treated) >= policy.max_surgeries:
+        return f"{len(treated)} surgeries were made (max_surgeries {policy.max_surgeries})"
+    last = max((each.step for each in treated if each.step is not None), default=None)
+    if last is not None and event.step is not None and event.step < last + policy.min_steps:
+        return (
+            f"it is at step {event.step}, and the last one was at {last} "
+            f"(min_steps {policy.min_steps})"
+        )
+    return ""
