@@ -130,12 +130,13 @@ def _process(pid: int | None) -> Process | None:
 def _watch(
     run: Run, rules: Policy, at: Process | None, job: bool, logs: RunOrLogs, common: Common
 ) -> Watch:
+    from ckptsurgeon.guard.trainer import Trainer
     from ckptsurgeon.guard.watch import Watch
 
     given = {"--format": common.format_name, "--optimizer": common.optimizer}
     options = [str(word) for name, value in given.items() if value for word in (name, value)]
     return Watch(
-        _opening(common), _reading(logs), rules, _saying(common), at=at, job=job, options=options,
+        _opening(common), _reading(logs), rules, _saying(common), Trainer(at, options), job=job,
         also=lambda run: [] if logs.log is None else [_log(run, logs.log)],
     )  # fmt: skip
 
@@ -198,16 +199,13 @@ def _carried_out(
     from ckptsurgeon.transaction import lock
 
     if once and common.dry_run:
-        found = made.once(dry=True)
-        if found is not None:
-            made.say(found.what)
-        return found is None
+        return made.once(dry=True)
     try:
         with lock.hold(run.root, "watch", lock.WATCHER):
             if after is not None:
                 return made.after(after)
             if once:
-                return made.once() is None
+                return made.once()
             return made.follow(start=start)
     except KeyboardInterrupt:
         raise Cancelled(

@@ -18,6 +18,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.one_look import look_again
 from ckptsurgeon.guard import event as events
 from ckptsurgeon.guard.policy import Policy
+from ckptsurgeon.hints import shell
 from ckptsurgeon.launch.relaunch import kill_switch
 from ckptsurgeon.launch.written import by_others
 from ckptsurgeon.run import writers
@@ -72,7 +73,7 @@ class Process:
         return found
 
 
-def found(run: Run) -> Process | None:
+def recorded(run: Run) -> Process | None:
     """The one that the bundled trainer's record names, if it runs on this host, and nobody else can
     have written that."""
     named = writers.recorded(run.root)
@@ -82,18 +83,19 @@ def found(run: Run) -> Process | None:
     return at if at.runs else None
 
 
-def started(run: Run, event: events.Event) -> Process | None:
-    """What a watch started after this event, if any of it runs: who has its output open holds a
-    lock on that. Where the number was not kept, the trainer's own is taken."""
-    path = events.folder(run.root, event.id) / OUTPUT
-    if not path.is_file():
+def _started_before(run: Run) -> Process | None:
+    """What this watch or one before it has started, if any of it runs: who has its output open
+    holds a lock on that. Where the number was not kept, the trainer's own is taken."""
+    event = _last_started(run)
+    if event is None:
         return None
+    path = events.folder(run.root, event.id) / OUTPUT
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         known = len(event.process) == 2 and not by_others(path.with_name("event.json"))
-        return Process(*event.process) if known else found(run) or Process(0, 0)
+        return Process(*event.process) if known else recorded(run) or Process(0, 0)
     finally:
         os.close(descriptor)
     return None
@@ -101,62 +103,99 @@ def started(run: Run, event: events.Event) -> Process | None:
 
 def printed(run: Run) -> tuple[Path, float] | None:
     """What the trainer prints that a watch started last, and when that was (Unix time)."""
+    event = _last_started(run)
+    return None if event is None else (events.folder(run.root, event.id) / OUTPUT, event.acted)
+
+
+def _last_started(run: Run) -> events.Event | None:
+    """The event after which a watch has started the trainer last."""
     for each in reversed(events.read(run.root)):
-        path = events.folder(run.root, each.id) / OUTPUT
-        if path.is_file():
-            return path, each.acted
+        if (events.folder(run.root, each.id) / OUTPUT).is_file():
+            return each
     return None
 
 
-def start(run: Run, event: events.Event, options: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start `relaunch` in a session of its own: it and the trainer outlive the watch. What they
-    print goes to a file of the event. Raises SurgeryError where that can't be."""
-    path = events.put(run.root, event.id, OUTPUT, b"")
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return subprocess.Popen(
-            [sys.executable, "-m", "ckptsurgeon", "relaunch", "-C", str(run.root), *options],
-            stdin=subprocess.DEVNULL,
-            stdout=descriptor,
-            stderr=descriptor,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise SurgeryError(
-            f"the trainer can't be started: {error.strerror}", next="start it by hand"
-        ) from None
-    finally:
-        os.close(descriptor)
+class Trainer:
+    """The trainer of the run that is watched: the process that was `named`, else what a watch has
+    started, else what the bundled trainer's record names. What is started gets `options`."""
 
+    def __init__(self, named: Process | None, options: Sequence[str]) -> None:
+        self._named, self._options = named, options
+        self._at: Process | None = named
+        self._child: subprocess.Popen[bytes] | None = None
 
-def stop(run: Run, policy: Policy, at: Process | None, id: str, *, hung: bool) -> str:
-    """Let the trainer save and end: by the policy's command, else by its kill switch, else by
-    SIGTERM; one that does not is killed. Empty once it is gone, else why it is not."""
-    switch = kill_switch(run)
-    if at is None and run.trainer() is None:
-        return ""
-    if policy.stop:
+    def now(self, run: Run) -> Process | None:
+        """Its process, if it runs."""
+        if self._at is None or not self._at.runs:
+            found = None if self._named else _started_before(run) or recorded(run)
+            if found is None:
+                return None
+            self._at = found
+        return self._at
+
+    @property
+    def seen(self) -> bool:
+        """Whether it was ever seen to run."""
+        return self._at is not None
+
+    def status(self) -> int | None:
+        """How it ended, where this process has started it; then it is forgotten."""
+        status = None if self._child is None else self._child.wait()
+        self._at = self._child = None
+        return status
+
+    def start(self, run: Run, event: events.Event) -> tuple[int, ...]:
+        """Start `relaunch` in a session of its own: it and the trainer outlive the watch. What they
+        print goes to a file of the event. Raises SurgeryError where that can't be."""
+        path = events.put(run.root, event.id, OUTPUT, b"")
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        words = [sys.executable, "-m", "ckptsurgeon", "relaunch", "-C", str(run.root)]
         try:
-            subprocess.run(policy.stop, cwd=run.root, timeout=policy.stop_within or 1, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"{policy.stop[0]}: {error}"
-    elif switch is not None and not hung:
-        with contextlib.suppress(FileExistsError):
-            disk.write_new(switch, f"{MARK} {id}\n".encode())
-    elif at is not None:
-        at.send(signal.SIGTERM)
-    else:
-        return "no process of it is known here, nor a kill switch, nor has the policy `stop`"
-    if _gone(run, at, min(policy.stop_within, HUNG_S) if hung else policy.stop_within):
-        return ""
-    if at is not None:
-        named = found(run)
-        for each in [*at.below(), *(named.below() if named else [])]:
-            each.send(signal.SIGKILL)
-        if _gone(run, at, KILLED_S):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._child = subprocess.Popen(
+                [*words, *self._options],
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SurgeryError(
+                f"the trainer can't be started: {error.strerror}", next=shell(words)
+            ) from None
+        finally:
+            os.close(descriptor)
+        self._at = Process.of(self._child.pid)
+        return () if self._at is None else (self._at.pid, self._at.start)
+
+    def stop(self, run: Run, policy: Policy, id: str, *, hung: bool) -> str:
+        """Let it save and end: by the policy's command, else by its kill switch, else by SIGTERM;
+        one that does not is killed. Empty once it is gone, else why it is not."""
+        at, switch = self.now(run), kill_switch(run)
+        if at is None and run.trainer() is None:
             return ""
-    return run.trainer() or "it still runs"
+        if policy.stop:
+            try:
+                seconds = policy.stop_within or 1
+                subprocess.run(policy.stop, cwd=run.root, timeout=seconds, check=False)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                return f"{policy.stop[0]}: {error}"
+        elif switch is not None and not hung:
+            with contextlib.suppress(FileExistsError):
+                disk.write_new(switch, f"{MARK} {id}\n".encode())
+        elif at is not None:
+            at.send(signal.SIGTERM)
+        else:
+            return "no process of it is known here, nor a kill switch, nor has the policy `stop`"
+        if _gone(run, at, min(policy.stop_within, HUNG_S) if hung else policy.stop_within):
+            return ""
+        if at is not None:
+            ranks = recorded(run)
+            for each in [*at.below(), *(ranks.below() if ranks else [])]:
+                each.send(signal.SIGKILL)
+            if _gone(run, at, KILLED_S):
+                return ""
+        return run.trainer() or "it still runs"
 
 
 def _gone(run: Run, at: Process | None, seconds: float) -> bool:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptsurgeon.guard.event import ASKED, Event
-from ckptsurgeon.guard.policy import COLD, DIVERGED, ENDED, HUNG, NAN, Policy
+from ckptsurgeon.guard.policy import COLD, DIVERGED, HUNG, NAN, Policy
 from ckptsurgeon.look.advise.advice import DIVERGED as HAS_DIVERGED
 from ckptsurgeon.look.advise.advice import judge
 from ckptsurgeon.look.histories import histories
@@ -19,9 +18,6 @@ from ckptsurgeon.run.run import Run
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.curves import Curves
-
-NEAR = 100
-"""Steps within which the same first sign is the same cause."""
 
 
 @dataclass(frozen=True)
@@ -90,32 +86,3 @@ def of_the_first_save(run: Run, base: int, there: Stamps) -> tuple[int, Trouble 
         return step, None
     what = f"step {step} does not go on from step {base}: {cold[0].text}"
     return step, Trouble(COLD, what, step)
-
-
-def beyond(policy: Policy, events: Sequence[Event], event: Event) -> str:
-    """Which bound of the policy keeps the watch from treating `event`; empty where none does."""
-    before = [each for each in events if each.id < event.id]
-    if event.cause in (HUNG, ENDED):
-        times = 0
-        for each in reversed(before):
-            if each.cause not in (HUNG, ENDED) or each.saved != event.saved:
-                break
-            times += each.state != ASKED
-        if times >= policy.max_restarts:
-            return f"{times} starts brought no new step (max_restarts {policy.max_restarts})"
-        return ""
-    treated = [each for each in before if each.receipt is not None]
-    for each in treated:
-        if event.step is None or each.step is None or each.signal != event.signal:
-            continue
-        if abs(event.step - each.step) <= NEAR:
-            return f"the same first sign, {each.signal}, as in {each.id}: that did not help"
-    if len(treated) >= policy.max_surgeries:
-        return f"{len(treated)} surgeries were made (max_surgeries {policy.max_surgeries})"
-    last = max((each.step for each in treated if each.step is not None), default=None)
-    if last is not None and event.step is not None and event.step < last + policy.min_steps:
-        return (
-            f"it is at step {event.step}, and the last one was at {last} "
-            f"(min_steps {policy.min_steps})"
-        )
-    return ""
