@@ -69,6 +69,12 @@ def relaunch(
             help="With --slurm: how often a job starts again whose trainer hung (3).",
         ),
     ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            "--watch", metavar="POLICY", help="With --slurm: watch the trainer (docs/watch.md)."
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="With --slurm: write it there."),
@@ -92,7 +98,9 @@ def relaunch(
     from ckptsurgeon import look
     from ckptsurgeon.operations.relaunch import Relaunch
 
-    _check(slurm, nodes > 1 or options or (requeues, output) != (None, None), whole, arguments)
+    _check(
+        slurm, nodes > 1 or options or (requeues, output, policy) != (None,) * 3, whole, arguments
+    )
     run = common.open_run()
     run.refuse_interrupted()  # a trainer on half a surgery trains on neither of its sides
     if print_flags:
@@ -104,10 +112,13 @@ def relaunch(
     promise = look.inspect(run).promise
     section = None if ranks is None else Relaunch(nproc_per_node=ranks)
     if slurm:
+        from ckptsurgeon.guard.policy import load
         from ckptsurgeon.launch.relaunch import job
 
         often = REQUEUES if requeues is None else requeues
-        wanted = job(run, section, arguments or (), nodes, options or (), often)
+        if policy is not None:
+            load(policy)
+        wanted = job(run, section, arguments or (), nodes, options or (), often, policy)
         _script(wanted, promise, output, run, common)
     else:
         argv = arguments if whole else None
@@ -117,7 +128,7 @@ def relaunch(
 def _check(slurm: bool, of_slurm: object, whole: bool, arguments: Sequence[str] | None) -> None:
     if not slurm and of_slurm:
         raise UsageError(
-            "--nodes, --sbatch, --requeues and -o belong to --slurm",
+            "--nodes, --sbatch, --requeues, --watch and -o belong to --slurm",
             next=again("--slurm"),
         )
     if whole and (slurm or not arguments):
@@ -247,6 +258,7 @@ def start(
             lambda: report.relaunch_json(argv, promise, status, comparison=spoken, saved=saved),
         )
     cold = saved is not None and any(each.differs for each in saved[1])
+    status = 128 - status if status < 0 else status  # of a signal, as a shell says it
     raise typer.Exit(status or (VerificationFailed.exit_code if cold else 0))
 
 

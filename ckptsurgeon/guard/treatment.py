@@ -6,6 +6,7 @@ that is killed at any point is gone on with by the next."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ class Treatment:
     ) -> None:
         self._open, self._read, self._policy, self._say = open, read, policy, say
         self._trainer = trainer
+        self._failed: set[str] = set()
         self.done: dict[str, Event] = {}
 
     def treat(self, event: Event, last: str) -> bool:
@@ -87,11 +89,23 @@ class Treatment:
         """A person is asked, and told once."""
         event = self.write(run, event.with_(state=ASKED, why=why))
         self._say(f"{event.id} {why}; next: {evidence.next_command(run, event)}")
+        return self._tell(run, event)
+
+    def tell_again(self, run: Run) -> None:
+        """Tell a person what nobody was told yet."""
+        for event in events.read(run.root) if self._policy.notify else ():
+            if event.state == ASKED and not event.notified:
+                self._tell(run, event)
+
+    def _tell(self, run: Run, event: Event) -> Event:
         failed = evidence.notify(run, self._policy, event)
         if failed:
-            self._say(f"{event.id} nobody was told: {failed}")
+            said = f"{event.id} nobody was told: {failed}"
+            if said not in self._failed:
+                self._say(said)
+            self._failed.add(said)
             return event
-        return self.write(run, event.with_(notified=bool(self._policy.notify)))
+        return self.write(run, replace(event, notified=bool(self._policy.notify)))
 
     def write(self, run: Run, event: Event) -> Event:
         """Keep the event as it is now."""

@@ -50,7 +50,8 @@ def of_silence(run: Run, policy: Policy, since: float, also: Sequence[Path]) -> 
     silent = time.time() - max(since, last_word(run, also))
     if silent < 60 * policy.hung:
         return None
-    return Trouble(HUNG, f"nothing was logged or saved for {silent / 60:.0f} minutes")
+    long = f"{silent / 60:.0f} minutes" if silent >= 120 else f"{silent:.0f} seconds"
+    return Trouble(HUNG, f"nothing was logged or saved for {long}")
 
 
 def last_word(run: Run, also: Sequence[Path]) -> float:

@@ -65,11 +65,12 @@ class Watch:
         self._since, self._base = 0.0, None
         run = self._open()
         found = self._look(run)
+        if dry:
+            self._say(found.what if found is not None else "nothing new is wrong")
+            return found is None
+        self._treatment.tell_again(run)
         if found is None:
             return True
-        if dry:
-            self._say(found.what)
-            return False
         return self._meet(run, found, STARTED) and self._policy.acts
 
     def follow(self, *, start: bool = False) -> bool:
@@ -87,6 +88,7 @@ class Watch:
         while True:
             run_now = self._look_again()
             if run_now is not None:
+                self._treatment.tell_again(run_now)
                 ended = self._ended(run_now)
                 if isinstance(ended, bool):
                     return ended

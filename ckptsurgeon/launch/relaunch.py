@@ -112,12 +112,14 @@ def job(
     nodes: int,
     options: Sequence[str],
     requeues: int = 0,
+    policy: Path | None = None,
 ) -> Job:
     """The SLURM job that starts the trainer on `nodes` nodes and compares its first line; one whose
     trainer hung is requeued at most `requeues` times.
 
     The bundled trainer gets a kill-switch file, which is how the job makes it save before its
-    nodes are taken away; for another one `ckptsurgeon.yaml` names it (`relaunch.kill_switch`)."""
+    nodes are taken away; for another one `ckptsurgeon.yaml` names it (`relaunch.kill_switch`). With
+    a `policy` a watch runs beside it."""
     own = run.settings.get("relaunch")
     argv = command(run, section, extra, nodes)
     hung, stop = None, kill_switch(run)
@@ -129,7 +131,10 @@ def job(
     program, here = [sys.executable, "-m", "ckptsurgeon"], ["-C", str(run.root)]
     surgeon = [*program, "relaunch", *here, "--exec", "--"]
     ready = [*program, "ready", *here, "--repair"]
-    return Job(run.name, nodes, Path.cwd(), surgeon, argv, stop, options, hung, requeues, ready)
+    watch = [] if policy is None else [*program, "watch", str(policy.resolve()), *here]
+    return Job(
+        run.name, nodes, Path.cwd(), surgeon, argv, stop, options, hung, requeues, ready, watch
+    )  # fmt: skip
 
 
 def kill_switch(run: Run) -> Path | None:

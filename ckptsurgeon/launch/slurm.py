@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ class Job:
     first line; `kill_switch` is the file at which the trainer saves and exits, if it has one;
     `options` are sbatch's, without dashes. `hung` is the file that the trainer leaves when it ends
     because it made no progress; then the job is requeued at most `requeues` times. `ready` is the
-    command without whose success nothing starts."""
+    command without whose success nothing starts; `watch` the one beside the trainer, which says
+    after its end whether it starts again."""
 
     name: str
     nodes: int
@@ -36,6 +38,7 @@ class Job:
     hung: Path | None = None
     requeues: int = 0
     ready: Sequence[str] = ()
+    watch: Sequence[str] = ()
 
 
 def script(job: Job) -> str:
@@ -53,15 +56,22 @@ def script(job: Job) -> str:
     node = shlex.join(["bash", "-c", _NODE, "node"])
     start = _continued(shlex.join(job.surgeon), _SRUN, node, shlex.join(job.trainer))
     parts = ["#!/bin/bash", *lines, "", _HEAD.format(folder=shlex.quote(str(job.folder)))]
-    parts += [_READY.format(ready=shlex.join(job.ready))] if job.ready else []
-    if job.kill_switch is None:
-        return "\n".join([*parts, start, ""])
-    stop = _STOP.format(stop=shlex.quote(str(job.kill_switch)))
-    ends = [_WAIT, _END]
+    ready = [_READY.format(ready=shlex.join(job.ready))] if job.ready else []
+    if job.kill_switch is None and not job.watch:
+        return "\n".join([*parts, *ready, start, ""])
+    before, ends = "preempted=\n", [_WAIT]
+    if job.kill_switch is not None:
+        before = _STOP.format(stop=shlex.quote(str(job.kill_switch)))
+        ends += [_REQUEUE]
     if job.hung is not None:
-        stop += _HUNG.format(hung=shlex.quote(str(job.hung)), requeues=job.requeues)
-        ends.insert(1, _HUNG_END)
-    return "\n".join([*parts, stop, f"{start} &", *ends])
+        before += _HUNG.format(hung=shlex.quote(str(job.hung)), requeues=job.requeues)
+        ends += [_HUNG_END]
+    if not job.watch:
+        return "\n".join([*parts, *ready, before, f"{start} &\n{_TRAINER}", *ends, _END])
+    watch = shlex.join(job.watch)
+    beside = _WATCH.format(watch=watch)
+    body = "\n".join([*ready, f"{start} &\n{_TRAINER}", beside, *ends, _AFTER.format(watch=watch)])
+    return "\n".join([*parts, before, _AGAIN, textwrap.indent(body, "  "), "done", _END])
 
 
 def _defaults(job: Job) -> list[str]:
@@ -107,18 +117,34 @@ preempted=
 trap 'preempted=yes; echo "$SLURM_JOB_ID" > "$stop"' USR1
 """
 
+_TRAINER = "trainer=$!"
+
 _WAIT = """\
-trainer=$!
 status=0
 wait "$trainer" || status=$?
 while kill -0 "$trainer" 2> /dev/null; do  # the signal ends `wait`, not the trainer
   status=0
   wait "$trainer" || status=$?
-done
+done"""
+
+_REQUEUE = """\
 if [[ -n "$preempted" && "$status" -eq 0 ]]; then
   rm -f -- "$stop"
   scontrol requeue "$SLURM_JOB_ID"
+  exit "$status"
 fi"""
+
+_AGAIN = """\
+# Once, and once more after each trouble that the watch has treated.
+while :; do"""
+
+_WATCH = """\
+{watch} --job --pid "$trainer" >&2 &
+watcher=$!"""
+
+_AFTER = """\
+wait "$watcher" || true  # it ends with the trainer
+if [[ -n "$preempted" ]] || ! {watch} --after "$status" >&2; then break; fi"""
 
 _HUNG = """
 # The trainer's watchdog leaves this file when it makes no progress. How often it has done so in
