@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import disk, whole_file
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import shell
 from ckptsurgeon.plans.record_types import made
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.names import ID
+from ckptsurgeon.transaction.receipts import next_id
 from ckptsurgeon.transaction.worker import as_owner
 
 FOLDER = "watch"
@@ -29,10 +32,11 @@ OPEN = (SEEN, STOPPED, HEALED)
 @dataclass(frozen=True)
 class Event:
     """`cause` is one of the policy's, `what` says it in a sentence, `step` is where it began and
-    `signal` what moved first. `saved` is the newest step of then, `status` that of a trainer
-    which has ended. `receipt` is the surgery, `why`
-    the reason for which a person is asked, `process` number and start of what was started. `acted`
-    is the time of the last act (Unix): what was logged before it is not judged again."""
+    `signal` what moved first. `saved` is the newest step of then, `next` the surgery that was next,
+    `status` that of a trainer which has ended. `receipt` is the surgery that was made, `why` the
+    reason for which a person is asked. `pid` is the process that was started, `born` when, in clock
+    ticks. `acted` is the time of the last act (Unix): what was logged before is not judged again.
+    """
 
     id: str
     cause: str
@@ -42,11 +46,13 @@ class Event:
     step: int | None = None
     signal: str = ""
     saved: int | None = None
+    next: str = ""
     status: int | None = None
     receipt: str | None = None
     recipe: str = ""
     why: str = ""
-    process: tuple[int, ...] = ()
+    pid: int = 0
+    born: int = 0
     notified: bool = False
     acted: float = 0.0
 
@@ -61,21 +67,28 @@ def folder(root: Path, id: str) -> Path:
 
 
 def read(root: Path) -> list[Event]:
-    """Every event that can be read, the oldest first."""
+    """Every event, the oldest first. Raises SurgeryError for one that can't be read: the bounds of
+    a policy go by all of them."""
     found = []
     for id in _ids(root):
+        path = folder(root, id) / "event.json"
         try:
-            text = whole_file.read(folder(root, id) / "event.json", whole_file.MAX_RECORD)
-            found.append(made(Event, json.loads(text)))
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            continue
+            found.append(made(Event, json.loads(whole_file.read(path, whole_file.MAX_RECORD))))
+        except FileNotFoundError:
+            continue  # it was not written yet
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise SurgeryError(
+                f"{path} is damaged: {error}",
+                next=shell(["rm", path], why="a watch counts it no more"),
+            ) from None
     return found
 
 
 def new(root: Path, cause: str, what: str, **more: Any) -> Event:
     """The next event, not written yet."""
     id = f"{max(map(int, _ids(root)), default=0) + 1:04d}"
-    return Event(id, cause, what, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **more)
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return Event(id, cause, what, when, next=next_id(root), **more)
 
 
 def write(root: Path, event: Event) -> Event:
@@ -106,7 +119,8 @@ def as_json(event: Event, root: Path) -> Mapping[str, Any]:
     names = sorted(path.name for path in here.iterdir()) if here.is_dir() else []
     files = {name: str(here / name) for name in names if not name.startswith("event.json")}
     document = asdict(event)
-    del document["process"], document["acted"]
+    for name in ("pid", "born", "acted", "next"):
+        del document[name]
     return {**document, "files": files}
 
 

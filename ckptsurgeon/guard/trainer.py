@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsurgeon import disk
@@ -94,8 +94,8 @@ def _started_before(run: Run) -> Process | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        known = len(event.process) == 2 and not by_others(path.with_name("event.json"))
-        return Process(*event.process) if known else recorded(run) or Process(0, 0)
+        known = event.pid > 0 and not by_others(path.with_name("event.json"))
+        return Process(event.pid, event.born) if known else recorded(run) or Process(0, 0)
     finally:
         os.close(descriptor)
     return None
@@ -122,7 +122,7 @@ class Trainer:
     def __init__(self, named: Process | None, options: Sequence[str]) -> None:
         self._named, self._options = named, options
         self._at: Process | None = named
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child = 0
 
     def now(self, run: Run) -> Process | None:
         """Its process, if it runs."""
@@ -140,33 +140,38 @@ class Trainer:
 
     def status(self) -> int | None:
         """How it ended, where this process has started it; then it is forgotten."""
-        status = None if self._child is None else self._child.wait()
-        self._at = self._child = None
+        status = None
+        if self._child:
+            status = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+        self._at, self._child = None, 0
         return status
 
-    def start(self, run: Run, event: events.Event) -> tuple[int, ...]:
+    def start(self, run: Run, event: events.Event) -> events.Event:
         """Start `relaunch` in a session of its own: it and the trainer outlive the watch. What they
-        print goes to a file of the event. Raises SurgeryError where that can't be."""
+        print goes to a file of the event, which gets the process. Raises SurgeryError where that
+        can't be."""
         path = events.put(run.root, event.id, OUTPUT, b"")
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         words = [sys.executable, "-m", "ckptsurgeon", "relaunch", "-C", str(run.root)]
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._child = subprocess.Popen(
-                [*words, *self._options],
-                stdin=subprocess.DEVNULL,
-                stdout=descriptor,
-                stderr=descriptor,
-                start_new_session=True,
-            )
+            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files = [
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, out, 1),
+                (os.POSIX_SPAWN_DUP2, out, 2),
+            ]
+            self._child = os.posix_spawn(
+                sys.executable, [*words, *self._options], os.environ,
+                file_actions=files, setsid=True,
+            )  # fmt: skip
         except OSError as error:
             raise SurgeryError(
                 f"the trainer can't be started: {error.strerror}", next=shell(words)
             ) from None
         finally:
-            os.close(descriptor)
-        self._at = Process.of(self._child.pid)
-        return () if self._at is None else (self._at.pid, self._at.start)
+            os.close(out)
+        self._at = Process.of(self._child)
+        return event if self._at is None else replace(event, pid=self._at.pid, born=self._at.start)
 
     def stop(self, run: Run, policy: Policy, id: str, *, hung: bool) -> str:
         """Let it save and end: by the policy's command, else by its kill switch, else by SIGTERM;

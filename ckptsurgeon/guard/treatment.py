@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ckptsurgeon import surgery
@@ -22,6 +21,7 @@ from ckptsurgeon.look import soundness
 from ckptsurgeon.look.advise.advice import DIVERGED
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.receipts import next_id
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.curves import Curves
@@ -70,8 +70,8 @@ class Treatment:
         """The trainer runs from here on, and outlives this process."""
         run = self._open()
         event = self.write(run, event.with_(state=READY))
-        process = self._trainer.start(run, event)
-        event = self.write(run, event.with_(state=STARTED, process=process))
+        event = self._trainer.start(run, event)
+        event = self.write(run, event.with_(state=STARTED))
         where = events.folder(run.root, event.id) / OUTPUT
         self._say(f"the trainer starts at step {run.latest()}; it prints to {where}")
         return event
@@ -200,8 +200,7 @@ def beyond(policy: Policy, known: list[Event], event: Event) -> str:
 
 def operated_since(run: Run, event: Event) -> bool:
     """Whether a surgery was made after it."""
-    seen = datetime.fromisoformat(event.when.replace("Z", "+00:00"))
-    return any(datetime.fromisoformat(each.when) > seen for each in run.receipts())
+    return next_id(run.root) != event.next
 
 
 def _mark(event: Event) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ class Watch:
         With `start` the trainer is started first, unless it runs. True if it ended well."""
         last = STOPPED if self._job else STARTED
         run = self._open()
-        waiting = self._waiting(run)
+        waiting = self._waiting(run, OPEN if self._job else (*OPEN, READY))
         if waiting is not None and (not self._treatment.treat(waiting, last) or self._job):
             return False
         run = self._open()
@@ -102,7 +102,7 @@ class Watch:
     def after(self, status: int) -> bool:
         """The trainer has ended with this status, and a job asks: True if it is to start again."""
         run = self._open()
-        event = self._waiting(run)
+        event = self._waiting(run, OPEN)
         if event is not None:
             return self._treatment.treat(event, READY)
         if status == 0 or not self._policy.wants(ENDED):
@@ -182,10 +182,10 @@ class Watch:
 
     # --- acting ----------------------------------------------------------------------------------
 
-    def _waiting(self, run: Run) -> Event | None:
-        """The event that a watch was killed in, or that it left to this one."""
+    def _waiting(self, run: Run, states: Collection[str]) -> Event | None:
+        """The event that a watch was killed in, or that it left to this one, in one of `states`."""
         last = events.read(run.root)[-1:]
-        if not last or not self._policy.acts or last[0].state not in (*OPEN, READY):
+        if not last or not self._policy.acts or last[0].state not in states:
             return None
         runs = last[0].state == READY and self._trainer.now(run) is not None
         return None if runs else last[0]
