@@ -74,13 +74,15 @@ def watch(
     """
     from ckptsurgeon.guard.policy import Policy, load
 
-    _check(once, start, job, after, logs, common)
+    _check(once, start, job, after)
+    once = once or common.dry_run
     rules = Policy() if policy is None else load(policy)
     run = common.open_run()
     run.refuse_interrupted()
     if rules.acts and not once:
         _refuse_unattended(run, starts=not job and after is None)
-    made = _watch(run, rules, _process(pid), job, logs, common)
+    say = _saying(common, stamped=not once)
+    made = _watch(rules, _process(pid), job, logs, common, say)
     with _ended_by_sigterm():
         well = _carried_out(made, run, once, start, after, common)
     if common.as_json:
@@ -89,17 +91,13 @@ def watch(
         raise typer.Exit(3)
 
 
-def _check(
-    once: bool, start: bool, job: bool, after: int | None, logs: RunOrLogs, common: Common
-) -> None:
+def _check(once: bool, start: bool, job: bool, after: int | None) -> None:
     given = {"--once": once, "--start": start, "--job": job, "--after": after is not None}
     asked = [name for name, is_given in given.items() if is_given]
     if len(asked) > 1:
         raise UsageError(
             f"{asked[0]} and {asked[1]} don't go together", next=again(without=[asked[1]])
         )
-    if common.dry_run and not once:
-        raise UsageError("--dry-run looks once", next=again("--once"))
 
 
 def _refuse_unattended(run: Run, starts: bool) -> None:
@@ -128,7 +126,12 @@ def _process(pid: int | None) -> Process | None:
 
 
 def _watch(
-    run: Run, rules: Policy, at: Process | None, job: bool, logs: RunOrLogs, common: Common
+    rules: Policy,
+    at: Process | None,
+    job: bool,
+    logs: RunOrLogs,
+    common: Common,
+    say: Callable[[str], None],
 ) -> Watch:
     from ckptsurgeon.guard.trainer import Trainer
     from ckptsurgeon.guard.watch import Watch
@@ -136,7 +139,7 @@ def _watch(
     given = {"--format": common.format_name, "--optimizer": common.optimizer}
     options = [str(word) for name, value in given.items() if value for word in (name, value)]
     return Watch(
-        _opening(common), _reading(logs), rules, _saying(common), Trainer(at, options), job=job,
+        _opening(common), _reading(logs), rules, say, Trainer(at, options), job=job,
         also=lambda run: [] if logs.log is None else [_log(run, logs.log)],
     )  # fmt: skip
 
@@ -165,12 +168,13 @@ def _log(run: Run, file: Path) -> Path:
     return own[0] if own is not None and own[1] > there else file
 
 
-def _saying(common: Common) -> Callable[[str], None]:
+def _saying(common: Common, stamped: bool) -> Callable[[str], None]:
     stream = sys.stderr if common.as_json else sys.stdout
 
     def say(text: str) -> None:
         if not common.quiet:
-            print(f"{time.strftime('%H:%M:%S')}  {clean(text)}", file=stream, flush=True)
+            stamp = f"{time.strftime('%H:%M:%S')}  " if stamped else ""
+            print(f"{stamp}{clean(text)}", file=stream, flush=True)
 
     return say
 

@@ -65,12 +65,14 @@ class Watch:
         self._since, self._base = 0.0, None
         run = self._open()
         found = self._look(run)
-        if dry:
-            self._say(found.what if found is not None else "nothing new is wrong")
-            return found is None
-        self._treatment.tell_again(run)
+        if not dry:
+            self._treatment.tell_again(run)
         if found is None:
+            self._say("nothing new is wrong")
             return True
+        if dry:
+            self._say(found.what)
+            return False
         return self._meet(run, found, STARTED) and self._policy.acts
 
     def follow(self, *, start: bool = False) -> bool:
@@ -85,6 +87,8 @@ class Watch:
         if start and self._trainer.now(run) is None:
             self._treatment.start(events.new(run.root, "", "the trainer was started"))
         self._rebase(run)
+        steps = run.steps()
+        self._say(f"follows {run.root}" + (f", saved up to step {steps[-1]}" if steps else ""))
         while True:
             run_now = self._look_again()
             if run_now is not None:

@@ -35,6 +35,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     said = launch(f"--config={root / 'train.yaml'}", f"save={resumed}", "train_iters=10").stdout
     (root / "slurm-4711.out").write_text(said)
     (root / "recipe.yaml").write_text(RECIPE)
+    (root / "night.yaml").write_text("watch: {do: apply}\n")
     return root
 
 
@@ -84,10 +85,8 @@ def test_an_example_works_as_it_stands(
     if "../old" in words:
         (tmp_path / "old").symlink_to(request.getfixturevalue("small_run"))
     more = ["--yes", "--run", "."]  # nobody answers here
-    if words[0] == "relaunch" or "--" in words:
-        words.insert(
-            1, "--dry-run"
-        )  # what they start is started in test_relaunch.py, test_ready.py
+    if words[0] in ("relaunch", "watch") or "--" in words:
+        words.insert(1, "--dry-run")  # they are tested in test_relaunch.py, test_ready.py, guard/
         more = []
     if words[0] == "redo":
         assert surgeon("undo", *more).exit_code == 0

@@ -1,0 +1,205 @@
+"""Real nights of the bundled trainer: each heals within its bounds, or a person is asked why."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon import Run
+from ckptsurgeon.files.one_look import look_again
+from ckptsurgeon.guard import event as events
+from ckptsurgeon.guard.event import ASKED, STARTED
+from ckptsurgeon.guard.trainer import Process
+from ckptsurgeon.look.ready import ready
+from tests.guard.conftest import Policies, pages
+from tests.support.launch import ON_CPU, REPO, launch
+
+SAVED = 100
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """A healthy run of 200 iterations."""
+    root = tmp_path_factory.mktemp("begun") / "run"
+    launch(
+        "--config=train/configs/poison.yaml", "--from-scratch", f"save={root}", f"data={corpus}",
+        "log_interval=100", f"save_interval={SAVED}", "poison=null", "train_iters=200",
+    )  # fmt: skip
+    return root
+
+
+@pytest.fixture
+def run(begun: Path, tmp_path: Path) -> Callable[..., Path]:
+    """`run(train_iters=600)`: a copy that goes on with these settings."""
+
+    def copy(**settings: object) -> Path:
+        root = tmp_path / "run"
+        subprocess.run(["cp", "-a", begun, root], check=True)
+        config = root / "train.yaml"
+        lines = [
+            line for line in config.read_text().splitlines() if line.split(":")[0] not in settings
+        ]
+        lines += [f"{key}: {json.dumps(value)}" for key, value in settings.items()]
+        config.write_text("\n".join(lines) + "\n")
+        return root
+
+    return copy
+
+
+@contextmanager
+def watching(root: Path, policy: Path) -> Iterator[subprocess.Popen[str]]:
+    """A watch that starts the trainer; none of both is left."""
+    words = ["watch", str(policy), "--start", "-C", str(root)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckptsurgeon", *words],
+        cwd=REPO, env={**os.environ, **ON_CPU}, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        for each in events.read(root):
+            for part in Process(each.pid, each.born).below() if each.pid else ():
+                part.send(signal.SIGKILL)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    said, _ = process.communicate(timeout=400)
+    return process.returncode, said
+
+
+def until(found: Callable[[], object]) -> None:
+    for _ in range(1200):
+        look_again()
+        if found():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not come")
+
+
+def rank(root: Path) -> int:
+    """The process of the trainer's first rank."""
+    return int(json.loads((root / "trainer.pid").read_text())["pid"])
+
+
+def saved(root: Path) -> int:
+    return max(Run.open(root).steps())
+
+
+def is_ready(root: Path) -> bool:
+    look_again()
+    return ready(Run.open(root), level=2).ready
+
+
+def causes(root: Path) -> list[tuple[str, str]]:
+    return [(each.cause, each.state) for each in events.read(root) if each.cause]
+
+
+def test_poisoned_data_are_skipped_and_the_run_ends_well(
+    run: Callable[..., Path], policy: Policies, tmp_path: Path
+) -> None:
+    root = run(train_iters=700, poison=[300, 360])
+    with watching(root, policy(do="apply", min_steps=50)) as watch:
+        code, said = ended(watch)
+    assert code == 0, said
+    assert causes(root) == [("diverged", STARTED)] and pages(tmp_path) == []
+    (receipt,) = Run.open(root).receipts()
+    assert receipt.recipe["skip"] and receipt.why.startswith("watch 0002: diverged at 30")
+    assert saved(root) == 700 and is_ready(root)
+
+
+@slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_healthy_night_has_no_event(
+    run: Callable[..., Path], policy: Policies, tmp_path: Path, seed: int
+) -> None:
+    root = run(train_iters=900 + seed, lr=3e-3 * (seed + 1))
+    with watching(root, policy(do="apply")) as watch:
+        code, said = ended(watch)
+    assert (code, causes(root), pages(tmp_path)) == (0, [], []), said
+
+
+@slow
+def test_a_rank_that_is_killed_and_one_that_hangs_start_again(
+    run: Callable[..., Path], policy: Policies, tmp_path: Path
+) -> None:
+    root = run(train_iters=2500)
+    with watching(root, policy(do="apply", hung=0.1, stop_within=3)) as watch:
+        until(lambda: saved(root) >= 400)
+        os.kill(rank(root), signal.SIGKILL)
+        until(lambda: causes(root) == [("ended", STARTED)] and saved(root) >= 700)
+        os.kill(rank(root), signal.SIGSTOP)
+        until(lambda: len(causes(root)) == 2 and causes(root)[1][1] == STARTED)
+        code, said = ended(watch)
+    assert code == 0, said
+    assert causes(root) == [("ended", STARTED), ("hung", STARTED)] and pages(tmp_path) == []
+    assert saved(root) == 2500 and is_ready(root)
+
+
+@slow
+def test_a_torn_save_is_passed_over_by_the_next_start(
+    run: Callable[..., Path], policy: Policies, tmp_path: Path
+) -> None:
+    root = run(train_iters=1500)
+    with watching(root, policy(do="apply")) as watch:
+        until(lambda: saved(root) >= 500)
+        os.kill(rank(root), signal.SIGKILL)
+        step = saved(root)
+        shard = max((root / f"global_step{step}").glob("*"), key=lambda path: path.stat().st_size)
+        os.truncate(shard, 100)
+        code, said = ended(watch)
+    assert code == 0 and "the start was repaired: surgery 0001" in said, said
+    assert saved(root) == 1500 and is_ready(root)
+
+
+@slow
+def test_a_rate_that_is_too_high_is_lowered_or_a_person_is_asked(
+    run: Callable[..., Path], policy: Policies, tmp_path: Path
+) -> None:
+    root = run(train_iters=900)
+    subprocess.run(
+        [sys.executable, "-m", "ckptsurgeon", "set-lr", "0.5", "--yes", "-C", root], check=True
+    )
+    with watching(root, policy(do="apply", min_steps=50)) as watch:
+        code, said = ended(watch)
+    assert causes(root)[0][0] in ("diverged", "nan"), said
+    if code == 3:
+        assert causes(root)[-1][1] == ASKED and len(pages(tmp_path)) == 1
+    else:
+        assert code == 0 and saved(root) == 900
+    assert is_ready(root)
+
+
+@slow
+@pytest.mark.parametrize("both", [False, True])
+def test_whoever_is_killed_the_next_watch_goes_on(
+    run: Callable[..., Path], policy: Policies, both: bool
+) -> None:
+    root = run(train_iters=900, poison=[300, 360])
+    rule = policy(do="apply", min_steps=50)
+    with watching(root, rule) as watch:
+        until(lambda: saved(root) >= 300)
+        watch.kill()
+        watch.communicate()
+        if both:
+            os.kill(rank(root), signal.SIGKILL)
+        assert Run.open(root).interrupted() is None
+    # The block above has ended the trainer, too, so that nothing is left: what stands is sound.
+    assert is_ready(root)
+    with watching(root, rule) as watch:
+        code, said = ended(watch)
+    assert code == 0, said
+    assert saved(root) == 900 and is_ready(root)
+    assert len(Run.open(root).receipts()) == 1
