@@ -33,7 +33,7 @@ HUNG_S = 60.0
 """Seconds at most that a trainer which hangs has to end by itself."""
 OUTPUT = "trainer.log"
 """What it prints after a start, with the event."""
-MARK = "ckptsurgeon watch"
+MARK = "watch"
 """What a kill switch of ours says."""
 
 
@@ -192,22 +192,24 @@ class Trainer:
             at.send(signal.SIGTERM)
         else:
             return "no process of it is known here, nor a kill switch, nor has the policy `stop`"
-        if _gone(run, at, min(policy.stop_within, HUNG_S) if hung else policy.stop_within):
+        seconds = min(policy.stop_within, HUNG_S) if hung else policy.stop_within
+        if _gone(run, [at] if at is not None else [], seconds):
             return ""
         if at is not None:
             ranks = recorded(run)
-            for each in [*at.below(), *(ranks.below() if ranks else [])]:
+            every = [*at.below(), *(ranks.below() if ranks else [])]
+            for each in every:
                 each.send(signal.SIGKILL)
-            if _gone(run, at, KILLED_S):
+            if _gone(run, every, KILLED_S):
                 return ""
         return run.trainer() or "it still runs"
 
 
-def _gone(run: Run, at: Process | None, seconds: float) -> bool:
+def _gone(run: Run, processes: Sequence[Process], seconds: float) -> bool:
     end = time.monotonic() + seconds
     while True:
         look_again()
-        if not (at is not None and at.runs) and run.trainer() is None:
+        if not any(each.runs for each in processes) and run.trainer() is None:
             return True
         if time.monotonic() >= end:
             return False
@@ -219,5 +221,5 @@ def clear_switch(run: Run) -> None:
     switch = kill_switch(run)
     if switch is None or not switch.is_file() or switch.stat().st_size > 100:
         return
-    if switch.read_text("utf-8", "replace").startswith(MARK):
+    if switch.read_text("utf-8", "replace").startswith(f"{MARK} "):
         disk.remove_file(switch)

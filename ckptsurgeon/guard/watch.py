@@ -20,6 +20,7 @@ from ckptsurgeon.guard.trouble import Trouble
 from ckptsurgeon.launch.relaunch import kill_switch
 from ckptsurgeon.look.resumed.resume import Stamps, later_steps
 from ckptsurgeon.run.run import CONFIG, Run
+from ckptsurgeon.transaction.receipts import next_id
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.curves import Curves
@@ -51,7 +52,9 @@ class Watch:
         self._treatment = Treatment(open, read, policy, say, trainer)
         self._since = time.time()
         self._base: tuple[int, Stamps] | None = None
+        self._surgery = ""
         self._judge_from = 0.0
+        self._unseen = ""
 
     @property
     def done(self) -> list[Event]:
@@ -62,8 +65,8 @@ class Watch:
         """Look once and do what the policy says, or with `dry` nothing. One look can tell neither
         what a first save says nor that a trainer has ended. True where nothing new is wrong, or
         it was treated."""
-        self._since, self._base = 0.0, None
         run = self._open()
+        self._since, self._base, self._surgery = 0.0, None, next_id(run.root)
         found = self._look(run)
         if not dry:
             self._treatment.tell_again(run)
@@ -120,7 +123,7 @@ class Watch:
         try:
             return self._open()
         except (SurgeryError, OSError) as error:
-            self._say(f"can't look: {error}")
+            self._cannot(error)
             return None
 
     def _look(self, run: Run) -> Trouble | None:
@@ -128,8 +131,14 @@ class Watch:
         try:
             return next((each for each in self._troubles(run) if not self._known(run, each)), None)
         except (SurgeryError, OSError) as error:  # a file that is being written
-            self._say(f"can't look: {error}")
+            self._cannot(error)
             return None
+
+    def _cannot(self, error: Exception) -> None:
+        """Say why it could not look, once."""
+        if str(error) != self._unseen:
+            self._unseen = str(error)
+            self._say(f"can't look: {error}")
 
     def _troubles(self, run: Run) -> Iterable[Trouble]:
         wants, acted = self._policy.wants, _acted(run)
@@ -139,6 +148,8 @@ class Watch:
             self._judge_from = time.monotonic() + (SHARE - 1) * (time.monotonic() - began)
             if found is not None and wants(found.cause):
                 yield found
+        if self._surgery != next_id(run.root):
+            self._rebase(run)  # somebody has operated since
         if wants(COLD) and self._base is not None:
             seen = trouble.of_the_first_save(run, *self._base)
             if seen is not None:
@@ -214,6 +225,7 @@ class Watch:
 
     def _rebase(self, run: Run) -> None:
         """The next new step is held against the one that the trainer loads now."""
+        self._surgery = next_id(run.root)
         try:
             step = run.latest()
         except SurgeryError:

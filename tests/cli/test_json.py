@@ -53,6 +53,7 @@ def documents(
         "verify": told("verify"),
         "status": told("status"),
         "ready": told("ready"),
+        "watch": told("watch", "--once"),
         "doctor": told("doctor", "--vitals"),
         "advise": told("advise"),
         "report": told("report", "-o", folder / "run.svg"),

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from ckptsurgeon import Run
 from ckptsurgeon.files.one_look import look_again
 from ckptsurgeon.guard import event as events
 from ckptsurgeon.guard.event import ASKED, STARTED
+from ckptsurgeon.guard.ready import decide
 from ckptsurgeon.guard.trainer import Process
 from ckptsurgeon.look.ready import ready
 from tests.guard.conftest import Policies, pages
@@ -27,15 +28,19 @@ SAVED = 100
 slow = pytest.mark.slow
 
 
+def train(root: Path, corpus: Path, *settings: str) -> Path:
+    launch(
+        "--config=train/configs/poison.yaml", "--from-scratch", f"save={root}", f"data={corpus}",
+        "log_interval=100", f"save_interval={SAVED}", *settings,
+    )  # fmt: skip
+    return root
+
+
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     """A healthy run of 200 iterations."""
     root = tmp_path_factory.mktemp("begun") / "run"
-    launch(
-        "--config=train/configs/poison.yaml", "--from-scratch", f"save={root}", f"data={corpus}",
-        "log_interval=100", f"save_interval={SAVED}", "poison=null", "train_iters=200",
-    )  # fmt: skip
-    return root
+    return train(root, corpus, "poison=null", "train_iters=200")
 
 
 @pytest.fixture
@@ -57,9 +62,9 @@ def run(begun: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 @contextmanager
-def watching(root: Path, policy: Path) -> Iterator[subprocess.Popen[str]]:
-    """A watch that starts the trainer; none of both is left."""
-    words = ["watch", str(policy), "--start", "-C", str(root)]
+def watching(root: Path, policy: Path, *, start: bool = True) -> Iterator[subprocess.Popen[str]]:
+    """A watch, which starts the trainer; in the end none of both is left."""
+    words = ["watch", str(policy), "-C", str(root), *(["--start"] if start else [])]
     process = subprocess.Popen(
         [sys.executable, "-m", "ckptsurgeon", *words],
         cwd=REPO, env={**os.environ, **ON_CPU}, stdout=subprocess.PIPE,
@@ -69,7 +74,8 @@ def watching(root: Path, policy: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.kill()
-        process.communicate()
+        if process.stdout is not None and not process.stdout.closed:
+            process.communicate()
         for each in events.read(root):
             for part in Process(each.pid, each.born).below() if each.pid else ():
                 part.send(signal.SIGKILL)
@@ -81,7 +87,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def until(found: Callable[[], object]) -> None:
-    for _ in range(1200):
+    for _ in range(3000):
         look_again()
         if found():
             return
@@ -108,16 +114,31 @@ def causes(root: Path) -> list[tuple[str, str]]:
 
 
 def test_poisoned_data_are_skipped_and_the_run_ends_well(
-    run: Callable[..., Path], policy: Policies, tmp_path: Path
+    corpus: Path, policy: Policies, tmp_path: Path
 ) -> None:
-    root = run(train_iters=700, poison=[300, 360])
-    with watching(root, policy(do="apply", min_steps=50)) as watch:
+    root = train(tmp_path / "run", corpus, "poison=[300,400]", "train_iters=400")
+    config = root / "train.yaml"
+    config.write_text(config.read_text().replace("train_iters: 400", "train_iters: 600"))
+    with watching(root, policy(do="apply", on=["diverged", "ended"]), start=False) as watch:
         code, said = ended(watch)
     assert code == 0, said
     assert causes(root) == [("diverged", STARTED)] and pages(tmp_path) == []
     (receipt,) = Run.open(root).receipts()
-    assert receipt.recipe["skip"] and receipt.why.startswith("watch 0002: diverged at 30")
-    assert saved(root) == 700 and is_ready(root)
+    assert receipt.recipe["skip"] and receipt.why.startswith("watch 0001: diverged at 30")
+    assert saved(root) == 600 and is_ready(root)
+
+
+@slow
+def test_a_trainer_that_diverges_is_stopped_and_at_last_a_person_is_asked(
+    run: Callable[..., Path], policy: Policies, tmp_path: Path
+) -> None:
+    """Of its data only those around the first sign are skipped, and all that follow are bad."""
+    root = run(train_iters=100000, poison=[300, 100000])
+    with watching(root, policy(do="apply", min_steps=50)) as watch:
+        code, said = ended(watch)
+    assert code == 3 and len(pages(tmp_path)) == 1, said
+    assert causes(root)[0] == ("diverged", STARTED) and causes(root)[-1] == ("diverged", ASKED)
+    assert 1 <= len(Run.open(root).receipts()) <= 2 and is_ready(root)
 
 
 @slow
@@ -184,22 +205,23 @@ def test_a_rate_that_is_too_high_is_lowered_or_a_person_is_asked(
 
 @slow
 @pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("after", [0.0, 0.3, 0.6, 1.0, 2.0])
 def test_whoever_is_killed_the_next_watch_goes_on(
-    run: Callable[..., Path], policy: Policies, both: bool
+    run: Callable[..., Path], policy: Policies, both: bool, after: float
 ) -> None:
-    root = run(train_iters=900, poison=[300, 360])
+    root = run(train_iters=100000, poison=[300, 100000])
     rule = policy(do="apply", min_steps=50)
     with watching(root, rule) as watch:
-        until(lambda: saved(root) >= 300)
+        until(lambda: causes(root))
+        time.sleep(after)
         watch.kill()
-        watch.communicate()
-        if both:
-            os.kill(rank(root), signal.SIGKILL)
-        assert Run.open(root).interrupted() is None
-    # The block above has ended the trainer, too, so that nothing is left: what stands is sound.
-    assert is_ready(root)
+        with suppress(OSError, ValueError):
+            if both:
+                os.kill(rank(root), signal.SIGKILL)
+    assert decide(Run.open(root), 2, repair=True, wait=60).ready
     with watching(root, rule) as watch:
         code, said = ended(watch)
-    assert code == 0, said
-    assert saved(root) == 900 and is_ready(root)
-    assert len(Run.open(root).receipts()) == 1
+    assert code == 3, said
+    assert causes(root)[-1][1] == ASKED and is_ready(root)
+    by = [each.why for each in Run.open(root).receipts() if each.why.startswith("watch ")]
+    assert 1 <= len(by) <= 2 and len({why.split(":")[0] for why in by}) == len(by)

@@ -276,7 +276,7 @@ def test_the_watch_of_a_job_stops_the_trainer_and_leaves_the_rest(
     rule = policy(do="apply")
     said = surgeon("watch", rule, "--job", "--pid", trainer.pid, "-C", diverged)
     assert trainer.wait() == 0 and said.exit_code == 3
-    assert switch.read_text() == "ckptsurgeon watch 0001\n" and Run.open(diverged).receipts() == []
+    assert switch.read_text() == "watch 0001\n" and Run.open(diverged).receipts() == []
     assert surgeon("watch", rule, "--after", 0, "-C", diverged).exit_code == 0
     assert not switch.exists() and len(Run.open(diverged).receipts()) == 1
     assert states(diverged) == [READY]
@@ -302,8 +302,8 @@ def test_one_that_does_not_end_is_killed_with_all_that_it_started(
     at = Process.of(trainer.pid)
     assert rank is not None and at is not None
     assert Trainer(at, ()).stop(run, Policy(stop_within=0.3), "0001", hung=True) == ""
-    assert trainer.wait() == -signal.SIGKILL and not rank.runs
     trainer.stdout.close()
+    assert trainer.wait() == -signal.SIGKILL and not rank.runs
 
 
 def test_a_kill_switch_that_a_person_set_stays(surgeon: Surgeon, trained: Trained) -> None:
