@@ -82,7 +82,7 @@ def watching(root: Path, policy: Path, *, start: bool = True) -> Iterator[subpro
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=400)
+    said, _ = process.communicate(timeout=200)
     return process.returncode, said
 
 
@@ -116,9 +116,9 @@ def causes(root: Path) -> list[tuple[str, str]]:
 def test_poisoned_data_are_skipped_and_the_run_ends_well(
     corpus: Path, policy: Policies, tmp_path: Path
 ) -> None:
-    root = train(tmp_path / "run", corpus, "poison=[300,400]", "train_iters=400")
+    root = train(tmp_path / "run", corpus, "poison=[300,400]", "train_iters=410")
     config = root / "train.yaml"
-    config.write_text(config.read_text().replace("train_iters: 400", "train_iters: 600"))
+    config.write_text(config.read_text().replace("train_iters: 410", "train_iters: 600"))
     with watching(root, policy(do="apply", on=["diverged", "ended"]), start=False) as watch:
         code, said = ended(watch)
     assert code == 0, said
