@@ -53,7 +53,7 @@ def evidence(
 def recorded(root: Path) -> tuple[int, int] | None:
     """Number and start of the process of this host that the bundled trainer's record names."""
     pid, ticks, host, _ = _record(root / RECORD) or (0, 0, "", None)
-    return (pid, ticks) if pid > 0 and host == socket.gethostname() else None
+    return (pid, ticks) if pid > 0 and host == os.uname().nodename else None
 
 
 def _record(record: Path) -> tuple[int, int, str, object] | None:
