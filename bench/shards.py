@@ -18,7 +18,7 @@ from bench.row import Row, ratio
 
 SIZES: dict[float, tuple[int, float]] = {1: (3, 100), 4: (1, 100), 8: (1, 1000)}
 """GiB → repetitions, and how many times faster we must be."""
-QUICK: dict[float, tuple[int, float]] = {0.25: (1, 25)}
+QUICK: dict[float, tuple[int, float]] = {0.125: (1, 15)}
 EDITS = ("set-lr", "set-beta2", "reset")
 OURS = 3
 """Surgeries of each kind in one repetition; the median counts."""

@@ -38,7 +38,6 @@ TORN = (
     "pointer to the newest",
 )
 EXAMPLES = settings(
-    max_examples=12,
     deadline=None,
     derandomize=True,
     database=None,
@@ -108,15 +107,16 @@ def sound(root: Path, step: int | None, level: int) -> None:
     assert shadows(run, step) == []
 
 
+@pytest.mark.parametrize("examples", [6, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_torn_run_is_not_ready_or_names_a_sound_step(
-    run_of: Callable[[str], Path], tmp_path: Path, name: str
+    run_of: Callable[[str], Path], tmp_path: Path, name: str, examples: int
 ) -> None:
     original = run_of(name)
     assert holds(Path(shutil.copytree(original, tmp_path / "whole", symlinks=True)), 2) == "ready"
     ends: list[str] = []
 
-    @EXAMPLES
+    @settings(EXAMPLES, max_examples=examples)
     @example([("newest cut", 0)], 2)
     @given(st.lists(st.tuples(st.sampled_from(TORN), st.integers(0, 200)), min_size=1, max_size=2),
            st.sampled_from((0, 2)))  # fmt: skip

@@ -144,7 +144,7 @@ def fuzzed(worlds: tuple[Path, dict[str, Any]], kind: str, seeds: range) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mutated_record_harms_nobody(worlds: tuple[Path, dict[str, Any]], kind: str) -> None:
-    fuzzed(worlds, kind, range(30))
+    fuzzed(worlds, kind, range(16))
 
 
 @pytest.mark.slow

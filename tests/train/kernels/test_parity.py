@@ -19,8 +19,16 @@ def test_an_op_gives_what_its_formula_gives(case: Case, dtype: torch.dtype, back
     check(case, dtype, backend, clone)
 
 
-@pytest.mark.parametrize(("case", "dtype"), ROWS, ids=NAMES)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, marks=() if dtype is case.dtypes[0] else pytest.mark.slow)
+        for case, dtype in ROWS
+    ],
+    ids=NAMES,
+)
 def test_torch_can_trace_an_op(case: Case, dtype: torch.dtype) -> None:
+    """What torch traces does not depend on the dtype: each op in its first, the others at night."""
     skip_without("cpu")
     op = getattr(torch.ops.ckptsurgeon, case.op).default
     torch.library.opcheck(op, tuple(case.inputs(case.shapes[-1], dtype, 2)))
