@@ -95,6 +95,18 @@ def test_the_names_of_the_page_are_rules(tmp_path: Path) -> None:
     }
 
 
+def test_what_the_page_transposes_is_transposed_in_both_directions(tmp_path: Path) -> None:
+    (rules,) = re.findall(r"<!-- names: conv1d -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
+    page = tmp_path / "names.yaml"
+    page.write_text(rules + "rename: {'transformer.{rest}': '{rest}'}\n")
+    read = parameter_names.read(str(page))
+    theirs = ["transformer.h.3.mlp.c_fc.weight", "transformer.h.3.mlp.c_fc.bias"]
+    own = ["h.3.mlp.c_fc.weight", "h.3.mlp.c_fc.bias"]
+    for source, run in ((theirs, own), (own, theirs)):
+        found = read.origins(source, run)
+        assert [found[name][0].transposed for name in run] == [True, False]
+
+
 def test_the_page_of_heads_adds_to_one_that_is_shipped(tmp_path: Path) -> None:
     (rules,) = re.findall(r"<!-- names: heads -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
     page = tmp_path / "names.yaml"
@@ -136,6 +148,7 @@ def test_each_page_that_is_shipped_is_read_and_named_in_the_docs() -> None:
         ("sizes: {heads: 0}", "0 is not a whole number above 0"),
         ("sizes: {heads: heads}", "heads is not a whole number above 0"),
         ("groups: {a.weight: many}", "many is not a whole number above 0, heads or kv_heads"),
+        ("transpose: {a.weight: b.weight}", "transpose is no list of names"),
         ("halves_to_pairs: [a.weight]", "halves_to_pairs is no table of names to numbers"),
     ],
 )

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).with_name("names")
 HOLE = re.compile(r"\{([a-z]+)([+-]\d+)?\}")
 NAMES = ("rename", "fuse", "split")
 ROWS = ("groups", "halves_to_pairs", "pairs_to_halves")
-KEYS = (*NAMES, *ROWS, "sizes", "use")
+KEYS = (*NAMES, *ROWS, "transpose", "sizes", "use")
 SIZES = ("heads", "kv_heads")
 MEND = f"mend the page: {PAGE}"
 
@@ -38,7 +38,7 @@ class Origin:
     that is split, this one's are at `index` among those of `siblings`. Rows come in so many
     `groups`, each with those of every one. `heads` says of each that is not fused how many heads it
     has whose rows lie in halves in one of the runs and in pairs in the other one; 0 where their
-    order is the same. `to_pairs` is whether the pairs are here."""
+    order is the same. `to_pairs` is whether the pairs are here. A matrix may be `transposed`."""
 
     sources: tuple[str, ...]
     siblings: tuple[str, ...] = ()
@@ -46,11 +46,25 @@ class Origin:
     groups: Size = 1
     heads: tuple[Size, ...] = ()
     to_pairs: bool = True
+    transposed: bool = False
 
     @property
     def plain(self) -> bool:
         """Whether it is one parameter of the source as it is."""
+        return self._single and not self.transposed
+
+    @property
+    def _single(self) -> bool:
         return len(self.sources) == 1 and not self.siblings and not any(self.heads)
+
+    def turned(self, name: str) -> Origin:
+        """The same, transposed. Raises SurgeryError where its rows get another order, too."""
+        if not self._single:
+            raise SurgeryError(
+                f"{name} is under transpose, and its rows are fused, split or turned as well",
+                next=f"transpose what is one parameter in both runs: {PAGE}",
+            )
+        return replace(self, transposed=True)
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,7 @@ class Names:
     halves_to_pairs: Mapping[str, Size] = field(default_factory=dict)
     pairs_to_halves: Mapping[str, Size] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    transpose: Sequence[str] = ()
     typed: str = ""
     """The page as it was named."""
 
@@ -113,7 +128,8 @@ class Names:
         return Names(
             {new: old for old, new in self.rename.items()},
             self.split, self.fuse, self.groups,
-            self.pairs_to_halves, self.halves_to_pairs, self.sizes, self.typed,
+            self.pairs_to_halves, self.halves_to_pairs, self.sizes, self.transpose,
+            self.typed,
         )  # fmt: skip
 
     def _all(self, names: Collection[str]) -> Iterator[tuple[str, Origin]]:
@@ -162,7 +178,11 @@ class Names:
             )
         turned = to_pairs if any(to_pairs) else to_halves
         groups = _size(self.groups, fused) or 1
-        return replace(origin, groups=groups, heads=turned, to_pairs=any(to_pairs))
+        origin = replace(origin, groups=groups, heads=turned, to_pairs=any(to_pairs))
+        names = (new, *origin.sources, *origin.siblings)
+        if any(_holes(each, name) is not None for each in self.transpose for name in names):
+            return origin.turned(new)
+        return origin
 
 
 def _size(rules: Mapping[str, Size], name: str) -> Size:
@@ -229,15 +249,18 @@ def read(path: str) -> Names:
             _check(path, key, str(old), [new] if isinstance(new, str) else new)
     for key in (*ROWS, "sizes"):
         _check_sizes(path, key, data.get(key, {}))
+    turned = data.get("transpose", [])
+    if not isinstance(turned, list) or not all(isinstance(name, str) for name in turned):
+        raise UsageError(f"{path}: transpose is no list of names", next=PAGE)
     own = {key: data[key] for key in (*NAMES, *ROWS, "sizes") if key in data}
     used = data.get("use")
     if used is None:
-        return Names(**own, typed=typed)
+        return Names(**own, transpose=turned, typed=typed)
     if used not in shipped():
         raise UsageError(f"{path}: use: {used}: no page of that name is shipped", next=_pages())
     base = read(used)
     added = {key: {**own[key], **getattr(base, key), **own[key]} for key in own}
-    return replace(base, **added, typed=typed)
+    return replace(base, **added, transpose=[*turned, *base.transpose], typed=typed)
 
 
 def _pages() -> Hint:

@@ -10,7 +10,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.tensors.blocks import Kinds, every
-from ckptsurgeon.formats.tensors.geometry import Band, Found, Unknown
+from ckptsurgeon.formats.tensors.geometry import Band, Found, Turned, Unknown
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import change
 from ckptsurgeon.plans.edits import Change, Computed, relative
@@ -29,8 +29,9 @@ class Stretches:
     def __init__(self, run: Run, donor: Checkpoint) -> None:
         self._run, self._donor = run, donor
 
-    def filled(self, own: Kinds, theirs: Kinds) -> Iterator[Change]:
-        """A change for each part, all of which are of one parameter."""
+    def filled(self, own: Kinds, theirs: Kinds, turned: bool = False) -> Iterator[Change]:
+        """A change for each part, all of which are of one parameter; `turned` is whether it is
+        transposed in the source."""
         origins: dict[str, list[Part]] = {}
         for part in every(own):
             origins.setdefault(read_as(part, theirs), []).append(part)
@@ -42,11 +43,11 @@ class Stretches:
                         f"{each.place.value.dtype}, which can't be computed with",
                         next="transplant from an optimizer that keeps floats",
                     )
-            found = Found(theirs[kind], parts)
+            found = Turned(theirs[kind]) if turned else Found(theirs[kind], parts)
             for part in parts:
                 yield self._from(part, found)
 
-    def _from(self, part: Part, found: Found) -> Change:
+    def _from(self, part: Part, found: Found | Turned) -> Change:
         try:
             terms = [self._term(band) for band in found.gathered(part)]
         except Unknown as why:
@@ -64,13 +65,16 @@ class Stretches:
         for each in band.columns:
             item = ITEM_BYTES[each.place.value.dtype]
             last = each.start + (band.rows - 1) * each.stride + each.width
+            last += (each.cells - 1) * each.step
             file, start, _ = self._donor.span(each.place, each.start, last)
             name = relative(file, self._run.root)
-            columns.append(Columns(name, start, each.width * item, each.stride * item))
-        if band.rows > 1 and (len(columns) > 1 or columns[0].width < columns[0].stride):
+            rows = start, each.width * item, each.stride * item, each.cells, each.step * item
+            columns.append(Columns(name, *rows))
+        apart = len(columns) > 1 or columns[0].width < columns[0].stride
+        if (band.rows > 1 and apart) or any(each.cells > 1 for each in columns):
             if len(set(dtypes)) > 1:
                 raise Unknown(f"has pieces of the types {' and '.join(sorted(set(dtypes)))}")
-            end = band.rows * sum(each.width for each in columns)
+            end = band.rows * sum(each.row for each in columns)
             return [Woven(tuple(columns), 0, end, dtypes[0])]
         return [
             Source(each.file, each.start, each.start + band.rows * each.width, kind)

@@ -132,7 +132,7 @@ class Tensors:
             with self.refusals.of(name):
                 for way, some in self.ways(name, kinds):
                     for own, theirs in self._pairs(name, some, way):
-                        out += self._stretches.filled(own, theirs)
+                        out += self._stretches.filled(own, theirs, way.transposed)
         return joined(out)
 
     def _refuse_lone_moments(self, used: Collection[str]) -> None:
@@ -192,13 +192,15 @@ class Tensors:
         own, found = boxed(kinds), [boxed(self.theirs[source]) for source in origin.sources]
         if own and all(found):
             theirs = [each for each in found if each]
+            if origin.transposed:
+                return [(own, theirs[0])]
             if origin.plain:
                 return [self._as_large(name, own, theirs[0])]
             return [self._ordered(name, own, theirs, origin)]
         other = self.theirs[origin.sources[0]]
         mine, others = by_cut(kinds), by_cut(other)
         sizes = [{cut: totals(parts) for cut, parts in each.items()} for each in (mine, others)]
-        if self.alike and sizes[0] == sizes[1] and len(origin.sources) == 1:
+        if self.alike and sizes[0] == sizes[1] and origin.plain:
             return [(boxed(mine[cut]) or {}, boxed(others[cut]) or {}) for cut in mine]
         place = next(every(kinds)).place
         raise SurgeryError(

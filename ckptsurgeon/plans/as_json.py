@@ -55,6 +55,8 @@ def to_json(value: Any) -> Any:
         document = {"kind": type(value).__name__, **vars(value)}
         if document.get("chunks") == 1:
             del document["chunks"]  # of the many that are one: as receipts have always had them
+        if isinstance(value, Columns) and (value.cells, value.step) == (1, 0):
+            del document["cells"], document["step"]
         if isinstance(value, Each):
             document["keys"] = _numbers(value.keys)
         return document

@@ -26,13 +26,25 @@ class Source:
 
 @dataclass(frozen=True)
 class Columns:
-    """Some columns of a matrix: `width` bytes of each row of it, in an existing file. Those of the
-    first row are at `start`, those of each further one `stride` bytes later."""
+    """Some columns of a matrix: of each row of it `cells` times `width` bytes, each `step` bytes
+    after the one before, in an existing file. The first cell of the first row is at `start`, that
+    of each further row `stride` bytes later."""
 
     file: str
     start: int
     width: int
     stride: int
+    cells: int = 1
+    step: int = 0
+
+    @property
+    def row(self) -> int:
+        """Bytes of one row."""
+        return self.width * self.cells
+
+    def end(self, row: int) -> int:
+        """Where row `row` ends in the file, whose cells ascend."""
+        return self.start + row * self.stride + (self.cells - 1) * self.step + self.width
 
 
 @dataclass(frozen=True)
@@ -46,17 +58,19 @@ class Woven:
     dtype: str
 
     def __post_init__(self) -> None:
-        if not self.columns or any(not 0 < each.width <= each.stride for each in self.columns):
+        if not self.columns or any(
+            not 0 < each.width <= each.stride or each.cells < 1 or each.step < 0
+            for each in self.columns
+        ):
             raise ValueError("columns that are no part of their rows")
 
     @property
     def row(self) -> int:
         """Bytes of one row."""
-        return sum(each.width for each in self.columns)
+        return sum(each.row for each in self.columns)
 
     def ranges(self) -> Iterator[Range]:
         """All that may be read: one range of each of `columns`."""
         first, last = self.start // self.row, -(-self.end // self.row) - 1
         for each in self.columns:
-            end = each.start + last * each.stride + each.width
-            yield each.file, each.start + first * each.stride, end
+            yield each.file, each.start + first * each.stride, each.end(last)

@@ -62,8 +62,8 @@ class Weaver:
             found = self._columns(each, first, count)
             if found is None:
                 return False
-            out[:, left : left + each.width] = found
-            left += each.width
+            out[:, left : left + each.row] = found
+            left += each.row
         return True
 
     def _columns(self, each: Columns, first: int, count: int) -> Any:
@@ -71,6 +71,8 @@ class Weaver:
         import numpy
 
         file, start = self._open[each.file], each.start + first * each.stride
+        if each.cells > 1:
+            return self._turned(each, first, count, range(each.cells))
         if each.stride > NEAR * each.width:
             starts = range(start, start + count * each.stride, each.stride)
             data = b"".join(os.pread(file, each.width, at) for at in starts)
@@ -83,16 +85,42 @@ class Weaver:
         flat = numpy.frombuffer(data, "u1")
         return numpy.lib.stride_tricks.as_strided(flat, (count, each.width), (each.stride, 1))
 
+    def _turned(self, each: Columns, first: int, count: int, cells: range) -> Any:
+        """These cells of so many rows, where the rows of the file are the columns of the matrix;
+        None where the file ends before."""
+        import numpy
+
+        file, length = self._open[each.file], (count - 1) * each.stride + each.width
+        start = each.start + first * each.stride
+        data = b"".join(os.pread(file, length, start + cell * each.step) for cell in cells)
+        if len(data) < len(cells) * length:
+            return None
+        if each.stride == each.width and each.width in (1, 2, 4, 8):
+            whole = numpy.frombuffer(data, f"u{each.width}").reshape(len(cells), count)
+            return numpy.ascontiguousarray(whole.T).view("u1")
+        flat, width = numpy.frombuffer(data, "u1"), each.width
+        shape, strides = (count, len(cells), width), (each.stride, length, 1)
+        found = numpy.lib.stride_tricks.as_strided(flat, shape, strides)
+        return found.reshape(count, len(cells) * width)
+
     def _piece(self, room: memoryview, number: int, inside: int) -> bool:
         """A part of one row, from the byte `inside` it on; whether all of it was there."""
         done = left = 0
         for each in self._woven.columns:
-            begin, end = max(inside, left), min(inside + len(room), left + each.width)
-            if begin < end:
+            begin, end = max(inside, left), min(inside + len(room), left + each.row)
+            if begin < end and each.cells > 1:
+                cells = range((begin - left) // each.width, -(-(end - left) // each.width))
+                found = self._turned(each, number, 1, cells)
+                if found is None:
+                    return False
+                at = begin - left - cells[0] * each.width
+                room[done : done + end - begin] = found.tobytes()[at : at + end - begin]
+                done += end - begin
+            elif begin < end:
                 at = each.start + number * each.stride + begin - left
                 part = room[done : done + end - begin]
                 if os.preadv(self._open[each.file], [part], at) < len(part):
                     return False
                 done += len(part)
-            left += each.width
+            left += each.row
         return True

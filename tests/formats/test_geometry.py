@@ -46,6 +46,45 @@ def test_an_element_that_is_nowhere_is_said_to_be(pair: Any, data: st.DataObject
             gathered(part, found)
 
 
+@st.composite
+def turned_pairs(draw: st.DrawFn) -> tuple[Any, Any]:
+    shape = draw(st.tuples(st.integers(1, 7), st.integers(1, 7)))
+    whole = numpy.arange(numpy.prod(shape)).reshape(shape)
+    return draw(steps(shape, whole)), draw(steps(shape[::-1], whole.T))
+
+
+@given(turned_pairs())
+def test_each_element_comes_from_the_same_one_of_the_transposed_matrix(pair: Any) -> None:
+    template, source = pair
+    turned = geometry.Turned([part for part, _ in source])
+    for part, held in template:
+        assert taken(turned.gathered(part)) == list(held[part.start : part.end])
+
+
+@given(turned_pairs(), st.data())
+def test_what_is_nowhere_in_the_transposed_matrix_is_said_to_be(
+    pair: Any, data: st.DataObject
+) -> None:
+    template, source = pair
+    lost = data.draw(st.integers(0, len(source) - 1))
+    turned = geometry.Turned([part for i, (part, _) in enumerate(source) if i != lost])
+    there = {int(n) for i, (_, held) in enumerate(source) if i != lost for n in held}
+    for part, held in template:
+        if not {int(n) for n in held[part.start : part.end]} <= there:
+            with pytest.raises(Unknown):
+                turned.gathered(part)
+
+
+def test_a_transposed_matrix_is_one_column_however_large_it_is() -> None:
+    place = Place(Path("0.pt"), (), None)
+    whole = Part("w", "0", "master", place, 0, 5000 * 64, 0, Box.all((5000, 64)))
+    other = Part("w", "0", "master", place, 0, 5000 * 64, 0, Box.all((64, 5000)))
+    (band,) = geometry.Turned([other]).gathered(whole)
+    assert (band.rows, len(band.columns), band.columns[0].cells) == (5000, 1, 64)
+    with pytest.raises(Unknown, match="to be transposed"):
+        geometry.Turned([whole]).gathered(whole)
+
+
 def test_a_cut_along_the_columns_is_a_few_ranges_however_many_rows_there_are() -> None:
     shape, place = (5000, 64), Place(Path("0.pt"), (), None)
     whole = Part("w", "0", "master", place, 0, 5000 * 64, 0, Box.all(shape))

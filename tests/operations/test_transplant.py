@@ -191,6 +191,44 @@ def test_what_is_fused_is_split_and_fused_again(tmp_path: Path) -> None:
     assert same(converted(again), known)
 
 
+TURNED = {
+    "one rank": ((1, 1), (1, 1)),
+    "two ranks to one": ((2, 2), (1, 1)),
+    "zero3 on two ranks": ((1, 1), (3, 2)),
+}
+
+
+@pytest.mark.parametrize("case", TURNED)
+def test_a_transposed_matrix_is_that_of_torch_and_comes_back(tmp_path: Path, case: str) -> None:
+    """Out of the pieces that data ranks have of it, in either direction, moments too."""
+    (stage, ranks), (target, target_ranks) = TURNED[case]
+    page = tmp_path / "names.yaml"
+    page.write_text("transpose: [both.weight]\n")
+    source = saved(tmp_path / "source", Options(stage=stage, model="fused"), ranks)
+    run = saved(tmp_path / "run", Options(stage=target, model="turned"), target_ranks, 1)
+    again = saved(tmp_path / "again", Options(stage=stage, model="fused"), ranks, 1)
+    transplanted(run, source, names=str(page))
+    known, found = converted(source), converted(run)
+    for state, tensor in known["both.weight"].items():
+        turned = tensor.reshape(16, 8).t().contiguous()
+        assert same(found["both.weight"][state], turned.flatten())
+    assert all(same(found[name], known[name]) for name in known if name != "both.weight")
+    transplanted(again, run, names=str(page))
+    assert same(converted(again), known)
+
+
+def test_the_losses_go_on_with_a_transposed_matrix(tmp_path: Path) -> None:
+    page = tmp_path / "names.yaml"
+    page.write_text("transpose: ['both.{rest}']\n")
+    own, other = Options(stage=1, model="fused"), Options(stage=1, model="turned")
+    source, run = saved(tmp_path / "source", own), saved(tmp_path / "run", other, steps=1)
+    assert "only a matrix is transposed" in refused(run, source, names=str(page))
+    page.write_text("transpose: [both.weight]\n")
+    without = losses(run, other)
+    transplanted(run, source, names=str(page))
+    assert losses(run, other) == pytest.approx(losses(source, own), rel=1e-6) != without
+
+
 def test_a_larger_vocabulary_keeps_its_new_rows(tmp_path: Path) -> None:
     source = saved(tmp_path / "source", Options(stage=1, model="words"), 2)
     run = saved(tmp_path / "run", Options(stage=1, model="more words"), 2, 1)

@@ -59,6 +59,8 @@ RULES: list[dict[str, Any]] = [
     {"halves_to_pairs": {"one.weight": 3}},
     {"pairs_to_halves": {"two.weight": 2}},
     {"pairs_to_halves": {"one.weight": "heads"}},
+    {"transpose": ["both.weight"]},
+    {"transpose": ["out.weight", "out.bias"]},
 ]
 PAGES = st.lists(st.sampled_from(range(len(RULES))), unique=True, max_size=4)
 PAIRS = st.sampled_from([("apart", "two ranks"), ("fused", "two ranks"), ("two ranks", "apart")])
@@ -74,9 +76,9 @@ def test_the_map_of_any_page_says_what_its_plan_does(
     """A plan is refused where the map refuses, with one of its reasons; else it fills the
     parameters that the map says, and lists those that are fresh and left behind."""
     run, source = (runs / name for name in pair)
-    page: dict[str, dict[str, Any]] = {}
+    page: dict[str, Any] = {}
     for key, rule in ((k, r) for i in chosen for k, r in RULES[i].items()):
-        page.setdefault(key, {}).update(rule)
+        page[key] = [*page.get(key, []), *rule] if key == "transpose" else page.get(key, {}) | rule
     with TemporaryDirectory() as folder:
         names = Path(folder) / "names.yaml"
         names.write_text(json.dumps(page))

@@ -56,9 +56,10 @@ def steps(draw: st.DrawFn, shape: tuple[int, ...], whole: Any) -> list[tuple[Par
 def taken(bands: Any) -> list[int]:
     """What lies at the places of these bands, in their order."""
     return [
-        int(column.place.value.held[column.start + row * column.stride + i])
+        int(column.place.value.held[column.start + row * column.stride + cell * column.step + i])
         for band in bands
         for row in range(band.rows)
         for column in band.columns
+        for cell in range(column.cells)
         for i in range(column.width)
     ]

@@ -77,7 +77,7 @@ def _model(kind: str) -> Any:
         return _moe(2 if kind == "moe-on-two-ranks" else 1)
     if kind == "wide":  # 8-bit optimizers keep fewer than 4096 elements in 32 bits
         return nn.Sequential(nn.Linear(8, 640), nn.LayerNorm(640), nn.Linear(640, 8))
-    if kind in ("fused", "apart"):
+    if kind in ("fused", "apart", "turned"):
         return _wide(kind)
     if kind.endswith("words"):
         return _words(20 if kind == "more words" else 12)
@@ -86,7 +86,8 @@ def _model(kind: str) -> Any:
 
 
 def _wide(kind: str) -> Any:
-    """One projection to 16 numbers, or two to 8 and 8 side by side."""
+    """One projection to 16 numbers, its weight as usual or `turned` as transformers' Conv1D has it,
+    or two to 8 and 8 side by side."""
     import torch
     from torch import nn
 
@@ -95,6 +96,9 @@ def _wide(kind: str) -> Any:
             super().__init__()
             if kind == "fused":
                 self.both = nn.Linear(8, 16)
+            elif kind == "turned":
+                self.both = nn.Linear(8, 16)
+                self.both.weight = nn.Parameter(self.both.weight.detach().t().contiguous())
             else:
                 self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
             self.out = nn.Linear(16, 8)
@@ -102,6 +106,8 @@ def _wide(kind: str) -> Any:
         def forward(self, x: Any) -> Any:
             if kind == "fused":
                 return self.out(self.both(x))
+            if kind == "turned":
+                return self.out(x @ self.both.weight + self.both.bias)
             return self.out(torch.cat([self.one(x), self.two(x)], -1))
 
     return Wide()

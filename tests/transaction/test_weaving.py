@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,6 +50,45 @@ def test_any_part_of_the_rows_is_read_in_any_pieces(matrix: Any, data: st.DataOb
             assumptions._check_source(Path(folder), "new", content)
         room = memoryview(bytearray(max(1, end - start)))
         with Weaver(Path(folder), woven, room) as reader:
+            read = b""
+            while part := reader.next(data.draw(st.integers(1, max(1, end - start)))):
+                read += part
+    assert read == whole.tobytes()[start:end]
+
+
+@st.composite
+def turned(draw: st.DrawFn) -> tuple[Any, list[tuple[int, int, int]]]:
+    """Rows of numbers, and which of their columns lie in each file, transposed, with so many bytes
+    after each row of it."""
+    rows, columns = draw(st.integers(1, 30)), draw(st.integers(1, 30))
+    kind = draw(st.sampled_from(["u1", "u2", "u4", "u8"]))
+    dice = numpy.random.default_rng(rows)
+    whole = dice.integers(0, 255, (rows, columns)).astype(kind) * (1 if kind == "u1" else 257)
+    edges = [0, *sorted(draw(st.sets(st.integers(1, columns), max_size=3)) - {columns}), columns]
+    gaps = [draw(st.sampled_from([0, 1, 7, 300])) for _ in pairwise(edges)]
+    return whole, [(a, b, gap) for (a, b), gap in zip(pairwise(edges), gaps, strict=True)]
+
+
+@given(turned(), st.data())
+def test_a_transposed_matrix_is_read_as_numpy_has_it(matrix: Any, data: st.DataObject) -> None:
+    """Any bytes of it, in any pieces, and no more of the files than it says."""
+    whole, cuts = matrix
+    item, size = whole.itemsize, whole.nbytes
+    start = data.draw(st.integers(0, size))
+    end = data.draw(st.integers(start, size))
+    with TemporaryDirectory() as folder:
+        columns = []
+        for i, (left, right, gap) in enumerate(cuts):
+            held = [row.tobytes() for row in numpy.ascontiguousarray(whole[:, left:right].T)]
+            (Path(folder) / str(i)).write_bytes(b"before" + (b"g" * gap).join(held))
+            step = len(whole) * item + gap
+            columns.append(Columns(str(i), 6, item, item, right - left, step))
+        woven = Woven(tuple(columns), start, end, "float32")
+        assert from_json(json.loads(json.dumps(woven, default=to_json))) == woven
+        if end > start:
+            content = Content((Computed("copy", "uint8", end - start, ((woven,),)),))
+            assumptions._check_source(Path(folder), "new", content)
+        with Weaver(Path(folder), woven, memoryview(bytearray(max(1, end - start)))) as reader:
             read = b""
             while part := reader.next(data.draw(st.integers(1, max(1, end - start)))):
                 read += part

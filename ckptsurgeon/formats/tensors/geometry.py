@@ -18,13 +18,16 @@ from ckptsurgeon.formats.fields.values import Box, Part, Place
 
 
 class Rows(NamedTuple):
-    """`width` elements of each row: those of the first row from element `start` of the tensor at
-    `place` on, those of each further one `stride` elements later."""
+    """Of each row `cells` times `width` elements, each `step` elements after the one before: the
+    first of the first row is element `start` of the tensor at `place`, that of each further row is
+    `stride` elements later."""
 
     place: Place
     start: int
     width: int
     stride: int
+    cells: int = 1
+    step: int = 0
 
 
 class Band(NamedTuple):
@@ -114,6 +117,60 @@ class Found:
         begin, end = self._extent(rect)
         first, last = bisect_right(self._ends, begin), bisect_left(self._begins, end)
         return [run for run in self._runs[first:last] if _meet(rect, run.rect)]
+
+
+class Turned:
+    """The same of a matrix that is transposed in the parts `found`: its rows are their columns."""
+
+    def __init__(self, found: Sequence[Part]) -> None:
+        self._sizes = {_box(part).whole for part in found}
+        self._cuts = [
+            (rect, run)
+            for part in found
+            if len(_box(part).whole) == 2
+            for run in _runs(part, 1)
+            for rect in _pieces(run.rect, run.first, run.end)
+        ]
+        self._cuts.sort(key=lambda cut: cut[0].top)
+        self._begins = [rect.top for rect, _ in self._cuts]
+        self._ends = list(accumulate((rect.bottom for rect, _ in self._cuts), max))
+
+    def gathered(self, wanted: Part) -> list[Band]:
+        """As `Found.gathered`."""
+        whole = _box(wanted).whole
+        if len(whole) != 2:
+            raise Unknown(f"has the sizes {list(whole)}, and only a matrix is transposed")
+        if other := next((size for size in self._sizes if size != whole[::-1]), None):
+            raise Unknown(f"has the sizes {list(whole)}, and {list(other)} to be transposed")
+        return [
+            band
+            for run in _runs(wanted, 1)
+            for rect in _pieces(run.rect, run.first, run.end)
+            for band in self._bands(rect)
+        ]
+
+    def _bands(self, rect: _Rect) -> Iterator[Band]:
+        first, last = bisect_right(self._ends, rect.left), bisect_left(self._begins, rect.right)
+        turned = _Rect(rect.left, rect.right, rect.top, rect.bottom)
+        near = [cut for cut in self._cuts[first:last] if _meet(turned, cut[0])]
+        breaks = {rect.top, rect.bottom}
+        for cut, _ in near:
+            breaks.update(row for row in (cut.left, cut.right) if rect.top < row < rect.bottom)
+        for top, bottom in pairwise(sorted(breaks)):
+            yield Band(bottom - top, tuple(_cells(rect, top, near)))
+
+
+def _cells(rect: _Rect, row: int, near: Sequence[tuple[_Rect, _Run]]) -> Iterator[Rows]:
+    """The columns of `rect` in one row, which is a column of each of `near`, from top to bottom."""
+    at = rect.left
+    for cut, run in near:
+        end = min(cut.bottom, rect.right)
+        if cut.left <= row < cut.right and cut.top <= at < end:
+            step = run.rect.width if end - at > 1 else 0
+            yield Rows(run.part.place, run.at(at, row), 1, 1, end - at, step)
+            at = end
+    if at < rect.right:
+        raise Unknown(f"lacks {rect.right - at} of its elements in row {row}")
 
 
 def gathered(wanted: Part, found: Sequence[Part]) -> list[Band]:
