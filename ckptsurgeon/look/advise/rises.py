@@ -19,6 +19,7 @@ since it began, and four times the noise from point to point. Data of another ki
 by up to 6 % of the level, waves of the data by 3 %, and the least real divergence by 35 %."""
 SHORT, LONG = 11, 50
 """Points whose mean is a level, before 4 * LONG points are known and after that."""
+MOST = 0.5
 AT_ONCE = 0.7
 """The share of a rise that a jump makes."""
 LIMIT = 5.0
@@ -94,8 +95,35 @@ def cusum(
 def onset(values: Floats, rise: Rise, high: float) -> int:
     """The point at which a rise to the level `high` began. If a jump made most of it, there;
     else at the bend of two lines, or the jump from one line, that leaves the least squares."""
+    rise = _main(values, rise, high)
     at = _jump(values, rise, high)
     return _bend(values, rise) if at is None else at
+
+
+def _main(values: Floats, rise: Rise, high: float) -> Rise:
+    """The part of a rise that made most of it, by the same test for half of its height: what other
+    data had raised a little before is no part of it."""
+    size = (high - rise.level) * MOST
+    if size <= rise.size:
+        return rise
+    total, begin = 0.0, rise.begin
+    for i in range(rise.begin, len(values)):
+        if total <= 0.0:
+            begin = i
+        total = max(0.0, total + min((float(values[i]) - rise.level) / size - 0.5, 1.0))
+        if total > LIMIT:
+            return Rise(begin, i, rise.level, rise.size) if _rests(values, rise, begin) else rise
+    return rise
+
+
+def _rests(values: Floats, rise: Rise, begin: int) -> bool:
+    """Whether the loss rose no further between what was seen and the point `begin`."""
+    import numpy as np
+
+    if begin - rise.seen < LONG:
+        return False
+    first, last = values[rise.seen - SHORT : rise.seen + SHORT], values[begin - 2 * SHORT : begin]
+    return bool(np.median(last) <= np.median(first))
 
 
 def _jump(values: Floats, rise: Rise, high: float) -> int | None:
@@ -107,6 +135,8 @@ def _jump(values: Floats, rise: Rise, high: float) -> int | None:
     if len(part) < 2 * SHORT:
         return None
     medians = np.median(np.lib.stride_tricks.sliding_window_view(part, SHORT), axis=1)
+    top = high + (1 - AT_ONCE) / 2 * (high - rise.level)
+    medians = np.minimum(medians, top)  # a spike in a slow rise is no jump to its level
     there = np.flatnonzero(medians >= rise.level + AT_ONCE * (high - rise.level))
     if len(there):
         medians = medians[: there[0] + 2 * SHORT]
@@ -116,7 +146,7 @@ def _jump(values: Floats, rise: Rise, high: float) -> int | None:
         return None
     above = medians[at] + jumps[at] / 3
     for k in range(at + 5, at + 2 * SHORT):
-        if part[k] > above and np.median(part[k : k + 5]) > above:
+        if part[k] > above and np.median(part[k : k + SHORT]) > above:
             sharp = np.median(part[k : k + 5]) - np.median(part[k - 5 : k]) > 0.5 * jumps[at]
             return low + k if sharp else None
     return None

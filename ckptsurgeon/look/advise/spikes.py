@@ -144,6 +144,7 @@ class _Loss:
             sign for sign in own
             if shape - NEAR <= (k := self._point(sign.step)) <= min(seen, shape + LATE)
             and self.values[k] > rise.level + rise.size / 2
+            and np.median(self.values[k : max(k, shape) + 1]) > rise.level + rise.size / 2
         ]  # fmt: skip
         step = int(self.steps[shape])
         sign = Sign(LOSS, step, "cusum", int(self.steps[seen]))
@@ -175,6 +176,10 @@ class _Loss:
                     float(last.mean()) + 2 * float(last.std()), usual + 2 * noise(before[-LONG:])
                 )
             back = self._back(k, bound)
+            later = [self._point(spike.first) for spike in rises if spike.first > sign.step]
+            if later and (back is None or back > later[0]):
+                good = np.flatnonzero(self.values[k : later[0]] <= bound)
+                back = k + int(good[0]) if len(good) else back  # a spike of its own, just before
             malignant, shift = self._malignant(k, back), False
             end = len(self.values) if back is None else back
             if malignant is not False and usual is not None:
