@@ -11,7 +11,9 @@ import torch
 
 from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import MOMENTS
 from ckptsurgeon.recipe.file import from_data
+from tests.conftest import Trained
 from tests.support.deepspeed_engine import Options, launched, make, process_group, resume
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import WANTED
@@ -276,3 +278,21 @@ def test_every_rank_uses_what_was_set(tmp_path: Path, name: str) -> None:
     for rank in ranks:
         assert held(rank) == promised(made)
         assert rank["moments"] == {"exp_avg": 0.0, "exp_avg_sq": 0.0} and rank["steps"] == [0]
+
+
+def test_the_places_of_the_moments_are_listed_once_however_many_shards_there_are(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not for each shard anew, all of them: that grows with the square."""
+    root = trained(ranks=2)
+    checkpoint = Run.open(root).checkpoint(8)
+    listed: list[str] = []
+    locate = checkpoint.locate
+
+    def counted(name: str) -> Any:
+        listed.append(name)
+        return locate(name)
+
+    monkeypatch.setattr(checkpoint, "locate", counted)
+    assert len({part.place.file for part in checkpoint.parts() if part.kind in MOMENTS}) == 2
+    assert sorted(name for name in listed if name in MOMENTS) == sorted(MOMENTS)

@@ -96,8 +96,12 @@ def test_a_cut_along_the_columns_is_a_few_ranges_however_many_rows_there_are() -
     assert [(band.rows, len(band.columns)) for band in gathered(halves[1], [whole])] == [(5000, 1)]
 
 
-def test_a_part_is_looked_for_among_its_neighbours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many ranks there are: what is compared grows with their number, not its square."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_part_is_looked_for_among_its_neighbours_alone(
+    monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """However many ranks there are, whether they cut a parameter or `shared` it element by element:
+    what is compared grows with their number, not its square."""
     compared = 0
     meet = geometry._meet
 
@@ -107,12 +111,25 @@ def test_a_part_is_looked_for_among_its_neighbours_alone(monkeypatch: pytest.Mon
         return meet(*rects)
 
     monkeypatch.setattr(geometry, "_meet", counted)
-    own, found = (ranks(count) for count in (512, 384))
+    own, found = (shares(count) if shared else ranks(count) for count in (512, 384))
     there = geometry.Found(found, own)
     for part in own:
         bands = there.gathered(part)
         assert sum(row.width for band in bands for row in band.columns) == part.end
     assert compared <= 3 * (512 + 384)
+
+
+def shares(count: int) -> list[Any]:
+    """So many, each of which has a stretch of the whole parameter, as ZeRO has."""
+    size = 1536 * 4 // count
+    return [
+        Part(
+            "w", "0", "master",
+            Place(Path(f"{i}.pt"), (), SimpleNamespace(numel=size)),
+            0, size, i * size, Box.all((1536, 4)),
+        )
+        for i in range(count)
+    ]  # fmt: skip
 
 
 def ranks(count: int) -> list[Any]:

@@ -200,11 +200,12 @@ def partitioned(checkpoint: DeepSpeedShards, strict: bool) -> Iterator[Part]:
     experts = _experts(checkpoint)
     before: dict[tuple[str, str, str], int] = {}
     padded = checkpoint.stage() == 3
+    moments = {kind: _by_file(checkpoint.locate(kind)) for kind in MOMENTS}
     for item in sorted(checkpoint.optimizers(), key=lambda item: _data_rank(item)):
         stage, cut = divmod(model_rank(item.file.name), tensor)
         spread = _spread(checkpoint, item)
         shapes = local_shapes(checkpoint, item)
-        for kind, places in _partitions(checkpoint, item):
+        for kind, places in _partitions(checkpoint, item, moments):
             try:
                 found = list(fragments.fragments(checkpoint, item, places)) if places else []
             except SurgeryError:
@@ -235,15 +236,24 @@ def local_shapes(checkpoint: DeepSpeedShards, item: Optimizer) -> dict[str, tupl
     return {str(n): fragments.sizes(shape) for group in groups for n, shape in group.items()}
 
 
-def _partitions(checkpoint: DeepSpeedShards, item: Optimizer) -> Iterator[tuple[str, list[Place]]]:
-    """The flat tensors of each kind in one shard."""
+def _by_file(places: Iterable[Place]) -> dict[Path, list[Place]]:
+    out: dict[Path, list[Place]] = {}
+    for place in places:
+        out.setdefault(place.file, []).append(place)
+    return out
+
+
+def _partitions(
+    checkpoint: DeepSpeedShards, item: Optimizer, moments: Mapping[str, dict[Path, list[Place]]]
+) -> Iterator[tuple[str, list[Place]]]:
+    """The flat tensors of each kind in one shard; `moments` are those of all shards."""
     outer = get(checkpoint.trees[item.file], item.outer)
     for key in MASTERS:
         if isinstance(outer.get(key), (list, tuple)):
             flats = enumerate(outer[key])
             yield "master", [Place(item.file, (*item.outer, key, i), flat) for i, flat in flats]
     for kind in MOMENTS:
-        yield kind, [place for place in checkpoint.locate(kind) if place.file == item.file]
+        yield kind, moments[kind].get(item.file, [])
 
 
 # --- experts: each rank counts its own from 0 ----------------------------------------------------

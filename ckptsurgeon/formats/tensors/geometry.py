@@ -91,8 +91,8 @@ class Found:
         self._sizes = {box.whole for box in boxes}
         self._axis = max(_last_cut(box) for box in (*boxes, *map(_box, wanted)))
         runs = [run for part in found for run in _runs(part, self._axis)]
-        runs.sort(key=lambda run: self._extent(run.rect))
-        extents = [self._extent(run.rect) for run in runs]
+        runs.sort(key=self._extent)
+        extents = [self._extent(run) for run in runs]
         self._runs, self._begins = runs, [begin for begin, _ in extents]
         self._ends = list(accumulate((end for _, end in extents), max))
 
@@ -108,13 +108,17 @@ class Found:
                 out += _bands(rect, self._near(rect))
         return out
 
-    def _extent(self, rect: _Rect) -> tuple[int, int]:
-        """Its rows; its columns where the matrix has one row, which is where only axis 0 is cut."""
-        return (rect.top, rect.bottom) if self._axis else (rect.left, rect.right)
+    def _extent(self, run: _Run) -> tuple[int, int]:
+        """The rows that it has anything of; the columns where the matrix has one row, which is
+        where only axis 0 is cut."""
+        if not self._axis:
+            return run.rect.left + run.first, run.rect.left + run.end
+        width = run.rect.width
+        return run.rect.top + run.first // width, run.rect.top - (-run.end // width)
 
     def _near(self, rect: _Rect) -> list[_Run]:
         """The runs that have any element of it, in time that their number hardly decides."""
-        begin, end = self._extent(rect)
+        begin, end = (rect.top, rect.bottom) if self._axis else (rect.left, rect.right)
         first, last = bisect_right(self._ends, begin), bisect_left(self._begins, end)
         return [run for run in self._runs[first:last] if _meet(rect, run.rect)]
 
