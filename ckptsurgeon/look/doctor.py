@@ -11,7 +11,7 @@ from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.formats.layout import HasHazards
 from ckptsurgeon.hints import Hint, command
-from ckptsurgeon.look import log_end
+from ckptsurgeon.look import log_end, retention
 from ckptsurgeon.look.advise import DIVERGED, judge
 from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.look.launch_ranks import torn
@@ -53,6 +53,7 @@ def diagnose(run: Run) -> list[Finding]:
     if isinstance(run.format, HasHazards):
         out += [Finding(*hazard) for hazard in run.format.hazards(run.root)]
     out += _logs(run, verification.step)
+    out += retention.few(run, verification.step)
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
         checkpoint = run.checkpoint(verification.step)
         with contextlib.suppress(NotUnderstood):

@@ -157,8 +157,8 @@ def _factor(
     if run.format.name != "transformers" or not schedulers or state.promise.lr is None:
         return None
     scheduler = schedulers[0]
-    arguments = _arguments(checkpoint.path / ARGUMENTS)
-    share = transformers.schedule(arguments, document.get("max_steps"))
+    saved = arguments(checkpoint.path / ARGUMENTS)
+    share = transformers.schedule(saved, document.get("max_steps"))
     if torch_classes.kind(scheduler) != "LambdaLR" or share is None:
         return None
     base, now = float(scheduler["base_lrs"][0]), int(scheduler["last_epoch"])
@@ -173,7 +173,7 @@ def _factor(
     return rate
 
 
-def _arguments(path: Path) -> Mapping[str, Any]:
+def arguments(path: Path) -> Mapping[str, Any]:
     """The saved TrainingArguments, read and not unpickled; empty where there are none."""
     try:
         values = getattr(Archive.open(path).tree(), "state", None)
