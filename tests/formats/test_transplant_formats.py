@@ -1,4 +1,5 @@
-"""A transplant into its own layout is the step that was saved, in every format that can say so.
+"""A transplant into its own layout is the step that was saved, in every format that can say so, and
+its map has every parameter.
 
 Whatever the surgeon forgets to move (a counter, a name, the state of a schedule) shows here: the
 filled step is compared with the source value by value, and every element of every tensor.
@@ -14,8 +15,10 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon import Recipe, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.operations.transplant import Transplant
+from ckptsurgeon.operations.transplant_map import ParameterMap
 from ckptsurgeon.recipe.file import from_data
 from tests.cli.conftest import invoke
 from tests.formats.matrix import FORMATS
@@ -51,6 +54,10 @@ def test_a_step_is_itself_after_a_transplant_into_its_own_layout(
     surgery.apply(Run.open(run), plan(Run.open(run), back))
     before, untouched = snapshot(run), exact_snapshot(source)
     recipe = from_data({"transplant": {"source": str(source), "step": last}})
+    mapped = parameters(run, recipe)
+    assert mapped.names("filled") == list(dict.fromkeys(row.name for row in mapped.rows)) != []
+    assert mapped.left == ()
+    assert [REFUSED[name] in why.what for why in mapped.refused] == [True] * (name in REFUSED)
     if name in REFUSED:
         with pytest.raises(SurgeryError, match=REFUSED[name]):
             plan(Run.open(run), recipe)
@@ -68,6 +75,11 @@ def test_a_step_is_itself_after_a_transplant_into_its_own_layout(
     assert {each["elements"] for each in found["tensors"]["changed"]} <= {PADDING.get(name)}
     surgery.apply(Run.open(run), surgery.plan_undo(Run.open(run)))
     assert snapshot(run) == before
+
+
+def parameters(root: Path, recipe: Recipe) -> ParameterMap:
+    run = Run.open(root)
+    return recipe[Transplant].parameters(run, run.checkpoint(run.latest()))
 
 
 def known(change: dict[str, Any], name: str) -> bool:
