@@ -43,8 +43,8 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     saved, sizes = tuple(run.steps()), run.logs.sizes()
     files = run.format.files(run.root, step) if step in run.steps() else []
     for section in recipe.given.values():
-        files += (file for file in section.reads(run, step) if file not in files)
-    seen = {file: run.fingerprint(file) for file in map(run.relative, files)}
+        files += section.reads(run, step)
+    seen = {file: run.fingerprint(file) for file in map(run.relative, dict.fromkeys(files))}
     checkpoint = run.checkpoint(step)
     before = checkpoint.state()
     recipe = recipe.but(*(section.settled(before) for section in recipe.given.values()))
