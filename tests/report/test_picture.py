@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +22,15 @@ from matplotlib.text import Text
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.logs.curves import Curve, Curves, of_rows
+from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look.logged import own
-from ckptsurgeon.look.timeline import Timeline, timeline_of
+from ckptsurgeon.look.timeline import Left, Timeline, timeline_of
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.picture import draw, page
 from ckptsurgeon.report.picture.arrows import MOST, label, rows
 from ckptsurgeon.report.picture.axes import axis
 from ckptsurgeon.report.picture.footer import footer, headline
+from ckptsurgeon.report.picture.hidden import dashes
 from ckptsurgeon.report.picture.legend import MARKS
 from ckptsurgeon.report.picture.limits import limits, lost
 from ckptsurgeon.report.picture.sheet import DPI, NARROW, WIDE, _Sheet
@@ -285,3 +288,34 @@ def test_a_step_that_is_saved_beyond_the_log_is_inside_the_picture(timeline: Tim
     sheet = _Sheet(later, "steps", LIGHT)
     axes = sheet.figure().axes[0]
     assert axes.get_xlim()[1] >= 12
+
+
+# --- branches that are alike ---------------------------------------------------------------------
+
+
+def test_branches_that_are_alike_are_all_seen(timeline: Timeline) -> None:
+    """Of lines that are one each has dashes of its own, before the line that would hide it."""
+    kept = timeline.kept
+    loss = kept[LOSS]
+    other = {LOSS: Curve(loss.steps, loss.values * 1.2, loss.walls)}
+    again = {LOSS: Curve(loss.steps, loss.values * 1.2, loss.walls)}
+    left = tuple(Left(branch, 4, "0001") for branch in (kept, other, kept, again))
+    sheet = _Sheet(replace(timeline, left=left), "steps", LIGHT)
+    axes = sheet.figure().axes[0]
+    lines: dict[bool, list[Any]] = {True: [], False: []}
+    for line in axes.lines:
+        if line.get_color() in (LIGHT.left, LIGHT.kept) and len(line.get_xdata()) > 2:
+            lines[line.get_color() == LIGHT.left].append(line)
+    ends = [line for line in lines[True] if line.get_linestyle() == "--"]
+    assert [sheet.dashes[k] is None for k in range(4)] == [False, True, False, False]
+    assert len(ends) == 3
+    assert min(line.get_zorder() for line in ends) > max(x.get_zorder() for x in lines[False])
+    offsets = [dash[0] for dash in sheet.dashes if dash]
+    assert len({*offsets}) == 3
+
+
+def test_a_branch_that_left_the_other_is_not_dashed(timeline: Timeline) -> None:
+    loss = timeline.kept[LOSS]
+    near = Curve(loss.steps, loss.values * 1.01, loss.walls)
+    assert dashes([loss, near]) == [None, None]
+    assert dashes([loss, loss]) == [None, (0, (3, 3))]

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon.report.picture.legend import MARKS
 from ckptsurgeon.report.picture.theme import NORMAL, SMALL
 from ckptsurgeon.report.picture.ticks import short
 
 if TYPE_CHECKING:
+    from ckptsurgeon.look.timeline import Timeline
     from ckptsurgeon.report.picture.limits import Limits
     from ckptsurgeon.report.picture.theme import Theme
 
@@ -69,3 +71,30 @@ def no_numbers(axes: Any, bands: Sequence[tuple[float, float]], y: Any, theme: T
 def ground(theme: Theme) -> dict[str, Any]:
     """The box behind words that stand on lines."""
     return {"facecolor": theme.ground, "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
+
+
+def saved(axes: Any, timeline: Timeline, of: Callable[[Sequence[int]], Any], theme: Theme) -> None:
+    """The row of the steps on disk, what became of them, and which of them the advice names. `of`
+    is where steps are on the x axis."""
+    axes.set_ylim(-1, 1)
+    axes.set_yticks([0], ["saved"])
+    axes.grid(False)
+    groups: dict[str, list[int]] = {}
+    for step, state in timeline.saved.items():
+        groups.setdefault(state, []).append(step)
+    for state, steps in groups.items():
+        marker, size, color, filled = MARKS[state]
+        shade = getattr(theme, color)
+        look = {"facecolors": shade if filled else "none", "edgecolors": shade}
+        axes.scatter(
+            of(steps), [0] * len(steps), s=size, marker=marker, linewidths=1.2, zorder=4,
+            clip_on=False, **({"color": shade} if marker == "x" else look),
+        )  # fmt: skip
+    diagnosis = timeline.advice
+    if diagnosis.back_to is not None:
+        (x,) = of([diagnosis.back_to])
+        axes.scatter([x], [0], s=130, marker="o", facecolors="none", zorder=5, clip_on=False,
+                     edgecolors=theme.sign, linewidths=1.8)  # fmt: skip
+    for item in diagnosis.candidates:
+        (x,) = of([item.step])
+        axes.scatter([x], [0.78], s=16, marker="v", color=theme.sign, zorder=5, clip_on=False)

@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import SurgeryError
@@ -15,7 +16,7 @@ from ckptsurgeon.report.picture import marks, ticks
 from ckptsurgeon.report.picture.arrows import Arrow, label, rows
 from ckptsurgeon.report.picture.axes import Axis, axis
 from ckptsurgeon.report.picture.footer import LETTER, words
-from ckptsurgeon.report.picture.legend import MARKS
+from ckptsurgeon.report.picture.hidden import dashes
 from ckptsurgeon.report.picture.limits import limits, lost
 from ckptsurgeon.report.picture.theme import LIGHT, NORMAL, SMALL, Theme
 from ckptsurgeon.report.picture.thin import smoothed, thinned
@@ -97,6 +98,7 @@ class _Sheet:
         self.axis: Axis = axis(self.x, branches)
         strips = [(signal, name) for signal, name in STRIPS if self._varies(signal)]
         self.low, self.high = self._limits(branches)
+        self.dashes = dashes([branch[LOSS] for branch in branches])[1:]
         figure = Figure(figsize=self.size)
         FigureCanvasAgg(figure)
         row = [0.6] if self.timeline.saved else []
@@ -114,7 +116,8 @@ class _Sheet:
         self._bands(axes)
         self._loss(axes[0])
         if row:
-            self._saved(axes[1])
+            saved = partial(self._of, self.timeline.kept)
+            marks.saved(axes[1], self.timeline, saved, self.theme)
         for item, (signal, name) in zip(axes[1 + len(row) :], strips, strict=True):
             self._strip(item, signal, name)
         self._onset(axes)
@@ -158,8 +161,9 @@ class _Sheet:
         values = [branch[signal].values for branch in branches if signal in branch]
         return bool(values) and bool(np.ptp(np.nan_to_num(np.concatenate(values))) > 0)
 
-    def _curve(self, axes: Any, branch: Branch, signal: str, kept: bool) -> Any:
-        """Raw behind, smoothed before it; returns the smoothed line's x and y."""
+    def _curve(self, axes: Any, branch: Branch, signal: str, kept: bool, dashed: Any = None) -> Any:
+        """Raw behind, smoothed before it; returns the smoothed line's x and y. What another line
+        would hide is `dashed`, and before that one."""
         curve = branch[signal]
         x, color = self._of(branch, curve.steps), self.theme.kept if kept else self.theme.left
         raw = thinned(x, curve.values, self.low, self.high, PIXELS)
@@ -173,11 +177,14 @@ class _Sheet:
             )  # fmt: skip
             shown = smoothed(x, curve.values, points, PIXELS)
         width, alpha = (2.0, 1.0) if kept else (1.2, 0.55)
+        if dashed is not None:
+            width, alpha, order = 2.0, 1.0, 4.0
         if signal != LOSS:
             width *= 0.65
         axes.plot(
             *self._broken(*shown), color=color, linewidth=width, alpha=alpha, zorder=order + 2,
-            solid_joinstyle="round", solid_capstyle="round",
+            solid_joinstyle="round", solid_capstyle="round", linestyle=dashed or "-",
+            dash_capstyle="butt",
         )  # fmt: skip
         return shown
 
@@ -217,7 +224,10 @@ class _Sheet:
         import numpy as np
 
         kept = self._curve(axes, self.timeline.kept, LOSS, True)
-        ends = [(left, *self._curve(axes, left.curves, LOSS, False)) for left in self.timeline.left]
+        ends = [
+            (left, *self._curve(axes, left.curves, LOSS, False, dashed))
+            for left, dashed in zip(self.timeline.left, self.dashes, strict=True)
+        ]
         # The fall at the very beginning would press all that follows to the floor.
         curve = self.timeline.kept[LOSS]
         at, whole = self._of(self.timeline.kept, curve.steps), curve.values
@@ -326,38 +336,12 @@ class _Sheet:
             bbox=marks.ground(self.theme),
         )  # fmt: skip
 
-    def _saved(self, axes: Any) -> None:
-        axes.set_ylim(-1, 1)
-        axes.set_yticks([0], ["saved"])
-        axes.grid(False)
-        groups: dict[str, list[int]] = {}
-        for step, state in self.timeline.saved.items():
-            groups.setdefault(state, []).append(step)
-        for state, steps in groups.items():
-            marker, size, color, filled = MARKS[state]
-            shade = getattr(self.theme, color)
-            look = {"facecolors": shade if filled else "none", "edgecolors": shade}
-            axes.scatter(
-                self._of(self.timeline.kept, steps), [0] * len(steps), s=size, marker=marker,
-                linewidths=1.2, zorder=4, clip_on=False, **({"color": shade} if marker == "x"
-                                                           else look),
-            )  # fmt: skip
-        diagnosis = self.timeline.advice
-        if diagnosis.back_to is not None:
-            (x,) = self._of(self.timeline.kept, [diagnosis.back_to])
-            axes.scatter([x], [0], s=130, marker="o", facecolors="none", zorder=5, clip_on=False,
-                         edgecolors=self.theme.sign, linewidths=1.8)  # fmt: skip
-        for item in diagnosis.candidates:
-            (x,) = self._of(self.timeline.kept, [item.step])
-            axes.scatter([x], [0.78], s=16, marker="v", color=self.theme.sign, zorder=5,
-                         clip_on=False)  # fmt: skip
-
     def _strip(self, axes: Any, signal: str, name: str) -> None:
         import numpy as np
 
-        for left in self.timeline.left:
+        for left, dashed in zip(self.timeline.left, self.dashes, strict=True):
             if signal in left.curves:
-                self._curve(axes, left.curves, signal, False)
+                self._curve(axes, left.curves, signal, False, dashed)
         if signal in self.timeline.kept:
             self._curve(axes, self.timeline.kept, signal, True)
         branches = [self.timeline.kept, *(left.curves for left in self.timeline.left)]
