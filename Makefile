@@ -17,12 +17,13 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Containers often set it; each of the hundreds of processes of a test run would compile all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv test test-formats drift torch-headers lint nightly demo bench dist clean
+.PHONY: help venv test test-formats test-cluster drift torch-headers lint nightly demo bench dist clean
 
 help:
 	@echo "make venv     .venv with everything, by constraints.txt"
 	@echo "make test     lint, types, import contracts, and the whole test suite"
 	@echo "make test-formats  checkpoints of other libraries, which it installs"
+	@echo "make test-cluster  jobs of a real SLURM, which it installs (Debian, root)"
 	@echo "make drift    the same with the newest releases of those libraries, in an environment of its own"
 	@echo "make torch-headers  of the oldest and newest torch (220 MB); make test then compiles with them"
 	@echo "make demo     a run diverges, is operated on, and recovers (CPU, minutes)"
@@ -45,7 +46,7 @@ lint: venv
 	$(VENV)/bin/lint-imports
 
 test: lint
-	$(PY) -m pytest -m "not slow and not formats" $(PARALLEL)
+	$(PY) -m pytest -m "not slow and not formats and not cluster" $(PARALLEL)
 
 $(VENV)/.formats: $(VENV)/.complete
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[formats]'
@@ -106,6 +107,10 @@ drift: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.optimizers
 
 torch-headers: venv
 	$(PY) -m tests.train.kernels.torch_headers
+
+test-cluster: venv
+	PATH="$$PATH:/usr/sbin" command -v slurmctld > /dev/null || apt-get install --yes --quiet slurm-wlm munge
+	$(PY) -m pytest -m cluster
 
 nightly: lint torch-headers $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.olmo
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)

@@ -1,0 +1,171 @@
+"""A real SLURM of two nodes on this machine: Debian's `slurm-wlm` and `munge`, as root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch import ON_CPU, REPO
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
+CONF = """\
+ClusterName=test
+SlurmctldHost={host}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmctldPort={ports[0]}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+SchedulerParameters=sched_interval=2,bf_interval=2
+KillWait=5
+MpiDefault=none
+NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 State=UNKNOWN
+NodeName=zz2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 State=UNKNOWN
+PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Cluster:
+    """Jobs of a SLURM whose commands read `environment`."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+
+    def __call__(self, *words: object) -> str:
+        """What one of its commands prints."""
+        done = subprocess.run(
+            list(map(str, words)), env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def submit(self, script: Path) -> str:
+        """The number of the job."""
+        return self("sbatch", "--parsable", script).strip()
+
+    def shows(self, job: str) -> dict[str, str]:
+        """What `scontrol show job` says."""
+        words = self("scontrol", "show", "job", job).split()
+        return dict(word.partition("=")[::2] for word in words)
+
+    def ends(self, job: str, seconds: float = 240) -> dict[str, str]:
+        """The same once the job has ended."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            shown = self.shows(job)
+            if shown["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT"):
+                return shown
+            time.sleep(0.5)
+        raise AssertionError(f"job {job}: {self.shows(job)['JobState']}")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Its two nodes are idle; nothing of it is left after the tests."""
+    path = os.pathsep.join(["/usr/sbin", os.environ["PATH"]])
+    missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"no SLURM for root here: {', '.join(missing) or 'not root'}")
+    folder = tmp_path_factory.mktemp("slurm")
+    for above in (folder, *folder.parents):
+        if above.stat().st_uid == 0 and above != Path("/"):
+            above.chmod(above.stat().st_mode | 0o055)  # munge trusts only such folders
+            if above == Path("/tmp"):
+                break
+    (folder / "state").mkdir()
+    conf = folder / "slurm.conf"
+    host = socket.gethostname()
+    conf.write_text(CONF.format(host=host, folder=folder, ports=_free_ports(3)))
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o600)
+    environment = {
+        **os.environ, **ON_CPU, "PATH": path, "SLURM_CONF": str(conf),
+        "PYTHONPATH": os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")]),
+    }  # fmt: skip
+    munge = [
+        "munged", "--foreground", "--force", f"--key-file={key}",
+        f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid",
+        f"--log-file={folder}/munged.log", f"--seed-file={folder}/munge.seed",
+    ]  # fmt: skip
+    commands = [
+        munge, ["slurmctld", "-D"], ["slurmd", "-D", "-N", host], ["slurmd", "-D", "-N", "zz2"],
+    ]  # fmt: skip
+    started = []
+    try:
+        for words in commands:
+            out = (folder / f"{len(started)}.out").open("w")
+            started.append(subprocess.Popen(words, env=environment, stdout=out, stderr=out))
+            out.close()
+            time.sleep(1)
+        made = Cluster(environment)
+        _until_idle(made, folder)
+        yield made
+        with suppress(AssertionError):
+            made("scancel", "--user=root")
+            time.sleep(2)
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            process.wait(60)
+
+
+def _until_idle(cluster: Cluster, folder: Path) -> None:
+    for _ in range(60):
+        with suppress(AssertionError):
+            if cluster("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2":
+                return
+        time.sleep(0.5)
+    said = {path.name: path.read_text()[-500:] for path in folder.glob("*.log")}
+    raise AssertionError(f"its nodes are not idle: {said}")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.fixture
+def job(cluster: Cluster, tmp_path: Path) -> Callable[..., str]:
+    """`job(root, "--nodes", 2)`: the number of the job whose script `relaunch --slurm` writes."""
+
+    def submit(root: Path, *words: object) -> str:
+        script = tmp_path / "job.sbatch"
+        script.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "ckptsurgeon", "relaunch", "-C", root, "--slurm"]
+        output = f"output={tmp_path}/job.out"
+        more = ["--sbatch", output, "--sbatch", "overcommit", "-o", script]
+        subprocess.run(
+            list(map(str, [*command, *more, *words])),
+            check=True,
+            cwd=tmp_path,
+            env=cluster.environment,
+        )
+        return cluster.submit(script)
+
+    return submit

@@ -1,0 +1,111 @@
+"""A watch in jobs of a real SLURM: on two nodes, requeued, and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon import Run
+from ckptsurgeon.files.one_look import look_again
+from ckptsurgeon.guard import event as events
+from ckptsurgeon.guard.event import READY
+from ckptsurgeon.look.ready import ready
+from tests.cluster.conftest import Cluster
+from tests.support.launch import launch
+
+pytestmark = pytest.mark.cluster
+Jobs = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """A run of two ranks that has met bad data."""
+    root = tmp_path_factory.mktemp("diverged") / "run"
+    launch(
+        "--config=train/configs/poison.yaml", "--from-scratch", f"save={root}", f"data={corpus}",
+        "log_interval=100", "save_interval=100", "poison=[300,400]", "train_iters=410", ranks=2,
+    )  # fmt: skip
+    return root
+
+
+def copy(diverged: Path, tmp_path: Path, iterations: int) -> Path:
+    root = tmp_path / "run"
+    subprocess.run(["cp", "-a", diverged, root], check=True)
+    config = root / "train.yaml"
+    config.write_text(config.read_text().replace("train_iters: 410", f"train_iters: {iterations}"))
+    return root
+
+
+def policy(tmp_path: Path, **keys: object) -> Path:
+    file = tmp_path / "policy.yaml"
+    file.write_text(json.dumps({"watch": {"do": "apply", "every": 0.5, **keys}}))
+    return file
+
+
+def saved(root: Path) -> int:
+    look_again()
+    return max(Run.open(root).steps())
+
+
+def until(found: Callable[[], object]) -> None:
+    for _ in range(1200):
+        if found():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not come")
+
+
+def test_a_job_on_two_nodes_heals_and_ends_well(
+    cluster: Cluster, job: Jobs, diverged: Path, tmp_path: Path
+) -> None:
+    root = copy(diverged, tmp_path, 600)
+    number = job(root, "--nodes", 2, "--watch", policy(tmp_path, on=["diverged", "ended"]))
+    shown = cluster.ends(number)
+    said = (tmp_path / "job.out").read_text()
+    assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), said
+    assert [(each.cause, each.state) for each in events.read(root)] == [("diverged", READY)]
+    (receipt,) = Run.open(root).receipts()
+    assert receipt.why.startswith("watch 0001: diverged at 30"), receipt.why
+    assert saved(root) == 600 and ready(Run.open(root), level=2).ready
+    assert not (root / "kill-switch").exists() and shown["NumNodes"] == "2"
+
+
+def test_a_rank_that_is_killed_and_a_requeue(
+    cluster: Cluster, job: Jobs, diverged: Path, tmp_path: Path
+) -> None:
+    root = copy(diverged, tmp_path, 2500)
+    number = job(root, "--nodes", 2, "--watch", policy(tmp_path, on=["ended"]))
+    until(lambda: saved(root) >= 600)
+    os.kill(int(json.loads((root / "trainer.pid").read_text())["pid"]), signal.SIGKILL)
+    until(lambda: [each.state for each in events.read(root)] == [READY])
+    until(lambda: saved(root) >= 1000)
+    cluster("scontrol", "requeue", number)
+    shown = cluster.ends(number)
+    said = (tmp_path / "job.out").read_text()
+    assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), said
+    assert shown["Restarts"] == "1" and saved(root) == 2500
+    assert [each.cause for each in events.read(root)] == ["ended"], said
+
+
+def test_the_job_goes_on_without_its_watch(
+    cluster: Cluster, job: Jobs, diverged: Path, tmp_path: Path
+) -> None:
+    root = copy(diverged, tmp_path, 1500)
+    number = job(
+        root, "--nodes", 1, "--nproc-per-node", 2, "--watch", policy(tmp_path, on=["hung"])
+    )
+    lock = root / ".ckptsurgeon" / "watcher"
+    until(lock.exists)
+    until(lambda: saved(root) >= 500)
+    os.kill(json.loads(lock.read_text())["pid"], signal.SIGKILL)
+    shown = cluster.ends(number)
+    said = (tmp_path / "job.out").read_text()
+    assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), said
+    assert saved(root) == 1500 and events.read(root) == []
