@@ -5,6 +5,7 @@ that is killed at any point is gone on with by the next."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ class Treatment:
         run = self._open()
         try:
             if event.state == SEEN:
-                event = self._stop(run, event)
+                event = self._stop(run, self.write(run, event))
             if event.state == STOPPED != last:
                 event = self._heal(run, event)
             if event.state == HEALED:
@@ -86,8 +87,13 @@ class Treatment:
         return event if chosen is None else event.with_(recipe=chosen.remedy.name)
 
     def ask(self, run: Run, event: Event, why: str) -> Event:
-        """A person is asked, and told once."""
-        event = self.write(run, event.with_(state=ASKED, why=why))
+        """A person is asked, and told once, also where nothing of it can be kept."""
+        event = event.with_(state=ASKED, why=why)
+        try:
+            self.write(run, event)
+        except OSError as error:
+            self.done[event.id] = event
+            self._say(f"{event.id} can't be kept: {error}")
         self._say(f"{event.id} {why}; next: {evidence.next_command(run, event)}")
         return self._tell(run, event)
 
@@ -105,7 +111,10 @@ class Treatment:
                 self._say(said)
             self._failed.add(said)
             return event
-        return self.write(run, replace(event, notified=bool(self._policy.notify)))
+        event = replace(event, notified=bool(self._policy.notify))
+        with contextlib.suppress(OSError):  # a full disk: it is told once more when it is read
+            self.write(run, event)
+        return event
 
     def write(self, run: Run, event: Event) -> Event:
         """Keep the event as it is now."""

@@ -25,6 +25,8 @@ from ckptsurgeon.transaction.receipts import next_id
 if TYPE_CHECKING:
     from ckptsurgeon.logs.curves import Curves
 
+BLIND = "blind"
+"""The cause of the event that a watch writes which can't look."""
 SHARE = 10
 """Judging the curves takes at most one part in so many of the time."""
 
@@ -55,6 +57,7 @@ class Watch:
         self._surgery = ""
         self._judge_from = 0.0
         self._unseen = ""
+        self._saw = time.monotonic()
 
     @property
     def done(self) -> list[Event]:
@@ -93,17 +96,22 @@ class Watch:
         steps = run.steps()
         self._say(f"follows {run.root}" + (f", saved up to step {steps[-1]}" if steps else ""))
         while True:
-            run_now = self._look_again()
-            if run_now is not None:
-                self._treatment.tell_again(run_now)
-                ended = self._ended(run_now)
+            look_again()
+            try:
+                run = self._open()
+                self._treatment.tell_again(run)
+                ended = self._ended(run)
                 if isinstance(ended, bool):
                     return ended
-                found = self._look(run_now) if ended is None else ended
-                if found is not None:
-                    goes_on = self._meet(run_now, found, last)
-                    if not goes_on or (self._job and self._policy.acts):
-                        return False
+                found = self._look(run) if ended is None else ended
+                self._saw = time.monotonic()
+            except (SurgeryError, OSError) as error:
+                self._cannot(run, error)
+                found = None
+            if found is not None:
+                goes_on = self._meet(run, found, last)
+                if not goes_on or (self._job and self._policy.acts):
+                    return False
             time.sleep(self._policy.every)
 
     def after(self, status: int) -> bool:
@@ -118,27 +126,20 @@ class Watch:
 
     # --- looking ---------------------------------------------------------------------------------
 
-    def _look_again(self) -> Run | None:
-        look_again()
-        try:
-            return self._open()
-        except (SurgeryError, OSError) as error:
-            self._cannot(error)
-            return None
-
     def _look(self, run: Run) -> Trouble | None:
-        """What is wrong now and is not known yet."""
-        try:
-            return next((each for each in self._troubles(run) if not self._known(run, each)), None)
-        except (SurgeryError, OSError) as error:  # a file that is being written
-            self._cannot(error)
-            return None
+        """What is wrong now and is not known yet. Raises SurgeryError, OSError where that can't be
+        told: a file is being written, or the logs contradict each other."""
+        return next((each for each in self._troubles(run) if not self._known(run, each)), None)
 
-    def _cannot(self, error: Exception) -> None:
-        """Say why it could not look, once."""
+    def _cannot(self, run: Run, error: Exception) -> None:
+        """Say why it could not look; ask a person, once, where it was blind for too long."""
         if str(error) != self._unseen:
             self._unseen = str(error)
             self._say(f"can't look: {error}")
+        if time.monotonic() - self._saw > 60 * self._policy.hung:
+            self._saw = float("inf")
+            event = events.new(run.root, BLIND, f"the watch can't look: {error}")
+            self._treatment.ask(run, event, "it sees no trouble until that is mended")
 
     def _troubles(self, run: Run) -> Iterable[Trouble]:
         wants, acted = self._policy.wants, _acted(run)
@@ -214,7 +215,7 @@ class Watch:
         )  # fmt: skip
         self._say(f"{event.id} {found.what}")
         if self._policy.acts:
-            treated = self._treatment.treat(self._treatment.write(run, event), last)
+            treated = self._treatment.treat(event, last)
             self._since = time.time()
             self._rebase(self._open())
             return treated

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ckptsurgeon.look.logged import own
 from ckptsurgeon.look.ready import ready
 from tests.cli.conftest import Surgeon, hints
 from tests.conftest import Trained
-from tests.faults.inject import KILLED, Fault, outcome
+from tests.faults.inject import KILLED, Fault, hooked, outcome
 from tests.guard.conftest import Policies, own_trainer, pages
 from tests.support.event_logs import write_log
 from tests.support.launch import REPO
@@ -60,8 +61,8 @@ def test_a_person_is_told_once_with_a_recipe_a_plan_and_a_picture(
 
     (words,) = hints(page["next"])
     assert surgeon(*words, "--yes").exit_code == 0
-    log = next((diverged / "tensorboard").glob("*tfevents*"))
-    log.unlink()
+    for log in (diverged / "tensorboard").glob("*tfevents*"):
+        log.unlink()
     write_log(diverged / "tensorboard", [2.0 + 0.01 * (k % 7) for k in range(200)] + [9.0] * 200)
     assert surgeon("watch", policy(), "--once", "-C", diverged).exit_code == 3
     assert len(pages(tmp_path)) == 2, "it diverged once more after a surgery"
@@ -124,6 +125,42 @@ def test_silence_is_told_once_and_once_more_after_a_word(
     (event,) = events.read(root)
     assert event.what == "nothing was logged or saved for 5 minutes"
     assert len(pages(tmp_path)) == 1
+
+
+def contradict(root: Path) -> None:
+    """Two trainings at the same time."""
+    for _ in range(2):
+        write_log(root / "tensorboard", [2.0] * 400)
+
+
+def test_one_look_that_can_not_be_taken_is_no_good_word(
+    surgeon: Surgeon, trained: Trained, policy: Policies
+) -> None:
+    contradict(root := trained())
+    said = surgeon("watch", policy(), "--once", "-C", root)
+    assert said.exit_code == 1 and "lineage of the logs can't be proven" in said.stderr
+
+
+def test_a_watch_that_is_blind_asks_once(trained: Trained) -> None:
+    contradict(root := trained())
+    said: list[str] = []
+    looks = iter(range(8))
+
+    class Ended(Exception):
+        """What ends the test."""
+
+    def opened() -> Run:
+        if next(looks, None) is None:
+            raise Ended
+        return Run.open(root)
+
+    rule = Policy(hung=0.001, every=0.1, notify=["/no/such/pager"])
+    watch = Watch(opened, lambda run: own(run, {}), rule, said.append, Trainer(None, ()))
+    with pytest.raises(Ended):
+        watch.follow()
+    (event,) = events.read(root)
+    assert (event.cause, event.state) == ("blind", ASKED) and "lineage" in event.what
+    assert len(said) == 4 and said[1].startswith("can't look") and said[2].startswith("0001"), said
 
 
 # --- apply ---------------------------------------------------------------------------------------
@@ -211,6 +248,27 @@ def test_killed_at_any_call_it_is_gone_on_with_and_operates_once(
         subprocess.run(["cp", "-a", whole, diverged], check=True)
         call += every
     assert call > 40
+
+
+def test_a_full_disk_is_told_although_nothing_can_be_kept(
+    diverged: Path, policy: Policies, tmp_path: Path
+) -> None:
+    before = snapshot(diverged)
+    rule = load(policy())
+    for do in ("advise", "apply"):
+        (tmp_path / "pages").unlink(missing_ok=True)
+        full = replace(rule, do=do)
+        watch = Watch(
+            lambda: Run.open(diverged), lambda run: own(run, {}), full, print, NoTrainer(None, ())
+        )
+        for log in (diverged / "tensorboard").glob("*tfevents*"):
+            assert log.stat().st_size
+        with hooked(Fault("FULL", 1, sticky=True)):
+            watch.once()
+        (page,) = pages(tmp_path)
+        assert page["event"]["cause"] == "diverged" and page["event"]["state"] == "asked"
+        after = {name: it for name, it in snapshot(diverged).items() if ".ckptsurgeon" not in name}
+        assert after == before
 
 
 def test_of_two_watches_one_watches(surgeon: Surgeon, trained: Trained) -> None:
