@@ -2,7 +2,10 @@
 along axis 1: against `cp` of the same bytes, and against DeepSpeed's own `ds_to_universal`.
 
 Each is a process of its own, with the source dropped from the page cache before it. As a script, it
-builds the runs or converts the source: python -m bench.transplant build|universal ROOT [GIB]
+builds the runs or converts the source: python -m bench.transplant build|universal|ranks ROOT [SIZE]
+
+Then a step of 10,000 small ZeRO-1 shards becomes one of 8,000, and one of a tenth of both: what a
+shard costs must not grow with their number.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ STEP, TIMES = 95000, 3
 TENSORS, ROWS = 16, 4096
 MEMORY = 500
 """MB that a transplant may take at any size."""
+SHARDS = 15
+"""Times the CPU time of a tenth of the shards that a transplant may take."""
 TARGETS = {"data": 0.8, "tensor": 0.5}
 
 
@@ -64,10 +69,28 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
     ]  # fmt: skip
     return [
         *shares,
+        *_many(folder / "transplant-ranks", 50 if quick else 1000),
         Row("transplant: largest memory", max(peaks), "MB", MEMORY),
         Row("transplant: largest receipt", max(receipts) / 1000, "kB"),
         ratio("transplant: ds_to_universal / ours", universal.seconds / medians["data"],
               note=f"{universal.seconds:.1f} s and {universal.peak_mb:,.0f} MB, as typed"),
+    ]  # fmt: skip
+
+
+def _many(root: Path, few: int) -> list[Row]:
+    """Of so many shards, and of ten times as many."""
+    done = []
+    for count in (few, 10 * few):
+        python("bench.transplant", "ranks", root, count)
+        words = ("transplant", "--from", root / "source", "--yes", "--quiet", "-C", root / "run")
+        done.append(python("ckptsurgeon", *words))
+        shutil.rmtree(root)
+    small, large = done
+    what = f"transplant of {10 * few:,} shards"
+    return [
+        Row(f"{what}: CPU time of one of a tenth as many", large.cpu / small.cpu, "×", SHARDS,
+            note=f"{large.cpu:.1f} s, and {large.seconds:.1f} s as typed"),
+        Row(f"{what}: memory", large.peak_mb, "MB", MEMORY, note=f"{small.peak_mb:.0f} MB a tenth"),
     ]  # fmt: skip
 
 
@@ -128,6 +151,35 @@ def _step(root: Path, step: int, columns: int, data: int, tensor: int) -> None:
     (root / "latest").write_text(f"global_step{step}")
 
 
+def ranks(root: Path, count: int) -> None:
+    """The source, on so many data ranks, and one step of a fresh run on four fifths as many: each
+    has a piece of one of a few parameters."""
+    import torch
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    from bench.layout import model_states, optimizer_shard
+
+    tensors, whole = 5, count * 64
+    for name, step, data in (("source", STEP, count), ("run", 1, count * 4 // 5)):
+        folder = root / name / f"global_step{step}"
+        folder.mkdir(parents=True)
+        share = whole // data
+        for rank in range(data):
+            mine = {f"layers.{rank * tensors // data}.dense.weight": fragment_address(share, 0)}
+            shard = optimizer_shard([(share, torch.rand)], [mine], step)
+            shard["optimizer_state_dict"]["partition_count"] = [data]
+            torch.save(shard, folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        states = model_states(step, data, 1)
+        names = [f"layers.{i}.dense.weight" for i in range(tensors)]
+        states["param_shapes"] = [{n: torch.Size((whole // tensors // 64, 64)) for n in names}]
+        states["checkpoint_parallel_dimensions"] = {"tp_degree": 1, "pp_degree": 1}
+        states["module"] = {
+            name: torch.rand(whole // tensors // 64, 64, dtype=torch.bfloat16) for name in names
+        }
+        torch.save(states, folder / "mp_rank_00_model_states.pt")
+        (root / name / "latest").write_text(f"global_step{step}")
+
+
 def universal(root: Path) -> None:
     """The converter of DeepSpeed on the same step, with one process, which is its fastest here."""
     from deepspeed.checkpoint import ds_to_universal
@@ -144,5 +196,7 @@ def universal(root: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "build":
         build(Path(sys.argv[2]), float(sys.argv[3]))
+    elif sys.argv[1] == "ranks":
+        ranks(Path(sys.argv[2]), int(sys.argv[3]))
     else:
         universal(Path(sys.argv[2]))
