@@ -121,7 +121,10 @@ def _process(pid: int | None) -> Process | None:
 
     at = None if pid is None else Process.of(pid)
     if pid is not None and at is None:
-        raise UsageError(f"--pid {pid}: no process of this host has that number", next=again())
+        raise UsageError(
+            f"--pid {pid}: no process of this host has that number",
+            next="the number of the trainer, or of what has started it, on this host",
+        )
     return at
 
 
