@@ -24,6 +24,7 @@ from ckptsurgeon.launch.written import by_others
 from ckptsurgeon.run import writers
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import process
+from ckptsurgeon.transaction.names import ID
 
 PAUSE_S = 0.1
 """How often to look whether it has ended."""
@@ -221,5 +222,6 @@ def clear_switch(run: Run) -> None:
     switch = kill_switch(run)
     if switch is None or not switch.is_file() or switch.stat().st_size > 100:
         return
-    if switch.read_text("utf-8", "replace").startswith(f"{MARK} "):
+    mark, _, id = switch.read_text("utf-8", "replace").rstrip("\n").partition(" ")
+    if mark == MARK and ID.fullmatch(id):
         disk.remove_file(switch)

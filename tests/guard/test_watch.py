@@ -367,12 +367,11 @@ def test_one_that_does_not_end_is_killed_with_all_that_it_started(
 def test_a_kill_switch_that_a_person_set_stays(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
     own_trainer(root, "pass", kill_switch="stop")
-    (root / "stop").write_text("I want it to stop")
-    Trainer(Process.of(os.getpid()), ())
+    (root / "stop").write_text("watch this space")
     rule = root.parent / "rule.yaml"
     rule.write_text("watch: {do: apply}")
     assert surgeon("watch", rule, "--after", 9, "-C", root).exit_code == 0
-    assert (root / "stop").read_text() == "I want it to stop"
+    assert (root / "stop").read_text() == "watch this space"
 
 
 def test_a_later_watch_knows_what_an_earlier_one_has_started(trained: Trained) -> None:
