@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.collector import collector_paused
-from ckptsurgeon.files.dcp import METADATA
 from ckptsurgeon.formats.fields.constants import SAFE, TORCH
 from ckptsurgeon.formats.fields.values import LOADED, Rival
 from ckptsurgeon.formats.layout import resumes
@@ -63,6 +62,7 @@ def nothing_saved(where: Path, level: int, from_scratch: bool) -> Readiness:
 def may_hold_steps(folder: Path) -> bool:
     """Whether a file below `folder`, in which no run is recognized, has a name of weights: a start
     from scratch may write over them. Raises OSError for a folder that can't be listed."""
+    from ckptsurgeon.files.dcp import METADATA
 
     def refused(error: OSError) -> None:
         raise error
