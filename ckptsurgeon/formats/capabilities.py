@@ -233,6 +233,14 @@ class HasPadding(Capability, ABC):
         """The strip without padding; None where it is not known how much of it there is."""
 
 
+class BoundToRanks(Capability, ABC):
+    """Its trainer may load it on one number of ranks alone. Others load on any."""
+
+    @abstractmethod
+    def loads_on(self) -> int | None:
+        """That number; None where it takes others as well, or where that is not known."""
+
+
 class HasDigests(Capability, ABC):
     """Its trainer saved digests of its files."""
 

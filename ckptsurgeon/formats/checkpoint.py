@@ -124,11 +124,6 @@ class Checkpoint(Trees, ABC):
             self._state = replace(state, promise=promise, notes=notes)
         return self._state
 
-    def loads_on(self) -> int | None:
-        """On how many ranks alone its trainer loads it; None where it takes others as well, or
-        where that is not known."""
-        return None
-
     def unread(self) -> State:
         """A state of which nothing is known but the step."""
         return State(

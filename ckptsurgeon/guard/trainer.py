@@ -152,25 +152,23 @@ class Trainer:
         print goes to a file of the event, which gets the process. Raises SurgeryError where that
         can't be."""
         path = events.put(run.root, event.id, OUTPUT, b"")
-        out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         words = [sys.executable, "-m", "ckptsurgeon", "relaunch", "-C", str(run.root)]
         try:
-            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            files = [
-                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, out, 1),
-                (os.POSIX_SPAWN_DUP2, out, 2),
-            ]
-            self._child = os.posix_spawn(
-                sys.executable, [*words, *self._options], os.environ,
-                file_actions=files, setsid=True,
-            )  # fmt: skip
+            with disk.opened(path) as out:
+                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                files = [
+                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, out, 1),
+                    (os.POSIX_SPAWN_DUP2, out, 2),
+                ]
+                self._child = os.posix_spawn(
+                    sys.executable, [*words, *self._options], os.environ,
+                    file_actions=files, setsid=True,
+                )  # fmt: skip
         except OSError as error:
             raise SurgeryError(
                 f"the trainer can't be started: {error.strerror}", next=shell(words)
             ) from None
-        finally:
-            os.close(out)
         self._at = Process.of(self._child)
         return event if self._at is None else replace(event, pid=self._at.pid, born=self._at.start)
 

@@ -8,6 +8,7 @@ from math import prod
 
 from ckptsurgeon.errors import NotUnderstood
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.capabilities import BoundToRanks
 from ckptsurgeon.hints import command
 from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.run.run import Run
@@ -27,8 +28,9 @@ def torn(run: Run, checkpoint: Checkpoint) -> list[Finding]:
     words = own.get("command") if isinstance(own, dict) else None
     started = ranks(list(map(str, words))) if isinstance(words, list) else None
     saved = None
+    bound = BoundToRanks.optional(checkpoint)
     with contextlib.suppress(NotUnderstood):
-        saved = checkpoint.loads_on()
+        saved = None if bound is None else bound.loads_on()
     if started is None or saved is None or started == saved:
         return []
     what = (

@@ -9,6 +9,7 @@ import importlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,7 +99,8 @@ def check(
     out.findings += _guarded(folder, lambda: _names(format, run, step))
     out.checkpoint = _opened(format, run, step)
     read = out.checkpoint.archives if out.checkpoint is not None else {}
-    shards = [Shard(path) for path in files if path.suffix in (*TORCH, SAFE) or path in read]
+    there = [path for path in files if path.exists()]  # the names say what is gone
+    shards = [Shard(path) for path in there if path.suffix in (*TORCH, SAFE) or path in read]
     for shard in shards:
         shard.archive = read.get(shard.path)
     sources: list[Source] = []
@@ -172,12 +174,16 @@ def _inspected(
     jobs: int,
     progress: Progress | None,
 ) -> Iterator[Shard]:
-    """The shards, and then the archives inside larger files, with what is wrong with each. There
-    may be millions of those: no more than BATCH are in memory unless the caller keeps them."""
+    """The shards, and then the archives inside larger files that are there, with what is wrong with
+    each. There may be millions of those: no more than BATCH are in memory unless the caller keeps
+    them."""
     from concurrent.futures import ThreadPoolExecutor
 
+    there = cache(Path.exists)
+
     def inside() -> Iterator[Blob]:
-        return iter(blobs(checkpoint) if checkpoint is not None else ())
+        found = blobs(checkpoint) if checkpoint is not None else ()
+        return (blob for blob in found if there(blob.file))
 
     total = len(shards) + sum(1 for _ in inside()) if progress is not None else 0
     waiting = chain(shards, (Shard(blob.file, blob) for blob in inside()))

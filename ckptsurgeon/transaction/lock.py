@@ -173,7 +173,8 @@ def _remove_dead(home: Path, record: Holder) -> None:
 
 
 def _take(lock: Path, mine: Holder) -> None:
-    home, private = lock.parent, lock.with_name(f"{lock.name}.{mine.token}")
+    home = lock.parent
+    private = home / f"{lock.name}.{mine.token}"
     for _ in range(ATTEMPTS):
         record = _read(lock)
         if record is not None and not _stale(record):
@@ -199,7 +200,7 @@ def _release(lock: Path, mine: Holder, root_time: int | None) -> None:
     home, record = lock.parent, _read(lock)
     if record is not None and record.token == mine.token:
         disk.remove_file(lock)
-    _remove(lock.with_name(f"{lock.name}.{mine.token}"))
+    _remove(lock.parent / f"{lock.name}.{mine.token}")
     with contextlib.suppress(FileNotFoundError, FileExistsError):
         if home.is_dir() and not any(home.iterdir()):
             try:
@@ -235,7 +236,7 @@ def _break(lock: Path, victim: Holder, private: Path) -> bool:
     claims = []
     heir = victim
     while True:
-        claim = lock.with_name(f"{lock.name}.{heir.token}.heir")
+        claim = lock.parent / f"{lock.name}.{heir.token}.heir"
         if _claim(claim, private):
             claims.append(claim)
             break
@@ -260,7 +261,7 @@ def _tidy(lock: Path) -> None:
     tries again, and a claim whose victim is gone is worth nothing."""
     for name in sorted(entry.name for entry in lock.parent.iterdir()):
         if name.startswith(f"{lock.name}."):
-            _remove(lock.with_name(name))
+            _remove(lock.parent / name)
 
 
 def _remove(path: Path) -> None:

@@ -55,8 +55,10 @@ def tear(root: Path, how: str, which: int) -> None:
         return
     path = of[which % len(of)]
     if how == "newest cut":  # that of the step which the start loads
-        path = max(run.format.files(root, run.latest()), key=lambda path: path.stat().st_size)
-        how = "cut"
+        there = [path for path in run.format.files(root, run.latest()) if path.is_file()]
+        path, how = max(there, key=lambda path: path.stat().st_size, default=path), "cut"
+    if not path.is_file():
+        return  # it went before
     if how == "cut":
         os.truncate(path, path.stat().st_size * (which % 7) // 8)
     elif how in ("removed", "pointer removed"):
@@ -118,6 +120,8 @@ def test_a_torn_run_is_not_ready_or_names_a_sound_step(
 
     @settings(EXAMPLES, max_examples=examples)
     @example([("newest cut", 0)], 2)
+    @example([("removed", 3)], 2)
+    @example([("removed", 1), ("newest cut", 0)], 0)
     @given(st.lists(st.tuples(st.sampled_from(TORN), st.integers(0, 200)), min_size=1, max_size=2),
            st.sampled_from((0, 2)))  # fmt: skip
     def law(torn: Any, level: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, get
-from ckptsurgeon.formats.capabilities import NamesGroups
+from ckptsurgeon.formats.capabilities import BoundToRanks, NamesGroups
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.deepspeed import optimizer
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
@@ -55,7 +55,7 @@ STAGES: Mapping[Any, int] = {"disabled": 0, "optimizer_states": 1, "gradients": 
 
 
 @dataclass
-class DeepSpeedShards(Checkpoint, NamesGroups):
+class DeepSpeedShards(Checkpoint, BoundToRanks, NamesGroups):
     """One `global_step<N>` with its trees: model files and optimizers, and the fields in them."""
 
     def __post_init__(self) -> None:

@@ -58,6 +58,7 @@ def _joined(answers: list[Any]) -> Any:
 class Copied(
     Checkpoint,
     can.AdjustsGroups,
+    can.BoundToRanks,
     can.Converts,
     can.Cools,
     can.CountsMore,
@@ -125,6 +126,7 @@ class Copied(
     read_state = first(Checkpoint.read_state)
     state = first(Checkpoint.state)
     parts = first(Checkpoint.parts)
+    loads_on = first(can.BoundToRanks.loads_on)
     replicas = first(can.HasReplicas.replicas)
     weights = first(can.HasWeights.weights)
 
