@@ -59,12 +59,11 @@ class ParameterMap:
 def parameter_map(step: int, source: Path, source_step: int, tensors: Tensors) -> ParameterMap:
     """The map of tensors whose refusals are kept, after their changes were asked for."""
     rows = [row for name in tensors.own for row in _rows(tensors, name)]
-    left = []
+    left = [Named(name, _shape(tensors.theirs[name])) for name in tensors.left]
     refused = tensors.refusals.by_name
-    for name in tensors.left:
-        left.append(Named(name, _shape(tensors.theirs[name])))
-    lone = [refused.get(name, []) for name in tensors.left if name not in tensors.own]
-    whole = (*refused.get("", ()), *chain.from_iterable(lone))
+    whole = tuple(
+        why for name, found in refused.items() if name not in tensors.own for why in found
+    )
     padding = _padding(chain.from_iterable(map(every, tensors.own.values())))
     return ParameterMap(step, source, source_step, tuple(rows), tuple(left), padding, whole)
 

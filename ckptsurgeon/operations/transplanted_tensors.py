@@ -19,6 +19,7 @@ from ckptsurgeon.formats.tensors.blocks import (
     by_name,
     every,
     first_rows,
+    refuse_strays,
     shape,
     totals,
     unstacked,
@@ -66,6 +67,9 @@ class Tensors:
         self.their_order = order or (order_in(checkpoint) if alike else [])
         self.own, self.theirs = self._named(own, theirs)
         """Each parameter here, and each of the source, with its parts."""
+        for name, kinds in (*self.own.items(), *self.theirs.items()):
+            with refusals.of(name):
+                refuse_strays(kinds)
         self.origins = names.origins(self.theirs, self.own, refusals)
         """The ways to each parameter here that is not left as it is."""
         refused = refusals.by_name

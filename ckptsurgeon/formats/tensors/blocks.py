@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import prod
 
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.fields.values import Box, Part
 from ckptsurgeon.formats.heads.heads import STACKED
 
@@ -66,6 +67,29 @@ def boxed(kinds: Kinds) -> Kinds | None:
         size = next((size for size in sizes if prod(size) == total), (total,))
         out[kind] = [part._replace(box=part.box or Box.all(size)) for part in kinds[kind]]
     return out
+
+
+def refuse_strays(kinds: Kinds) -> None:
+    """Raise SurgeryError for a part that is not all inside its tensor, or inside the block that its
+    cut is said to hold."""
+    for part in every(kinds):
+        box, end = part.box, part.first + part.end - part.start
+        if not 0 <= part.start <= part.end <= part.place.value.numel:
+            raise _stray(part, f"its tensor, which has {part.place.value.numel} elements")
+        if box is None:
+            continue
+        blocks = zip(box.offset, box.size, box.whole, strict=True)
+        if any(not 0 <= offset <= offset + size <= whole for offset, size, whole in blocks):
+            raise _stray(part, f"the sizes {list(box.whole)}")
+        if part.first < 0 or end > box.numel:
+            raise _stray(part, f"its end, at element {box.numel}")
+
+
+def _stray(part: Part, what: str) -> SurgeryError:
+    return SurgeryError(
+        f"{part.parameter} has {part.kind} in {part.place.file.name} beyond {what}",
+        next="take a step that its trainer saved whole",
+    )
 
 
 def by_cut(kinds: Kinds) -> dict[str, Kinds]:
