@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon import report, surgery
@@ -87,7 +86,6 @@ def notify(run: Run, policy: Policy, event: Event) -> str:
         done = subprocess.run(
             policy.notify,
             input=json.dumps(document(run, event), ensure_ascii=False).encode(),
-            cwd=Path.cwd(),
             timeout=NOTIFY_S,
             check=False,
         )

@@ -181,7 +181,7 @@ class Trainer:
         if policy.stop:
             try:
                 seconds = policy.stop_within or 1
-                subprocess.run(policy.stop, cwd=run.root, timeout=seconds, check=False)
+                subprocess.run(policy.stop, timeout=seconds, check=False)
             except (OSError, subprocess.TimeoutExpired) as error:
                 return f"{policy.stop[0]}: {error}"
         elif switch is not None and not hung:

@@ -84,7 +84,8 @@ def ready(
     progress: Progress | None = None,
 ) -> Readiness:
     """Look at the pointers, and at the one step that they lead to as `verify` does; further steps
-    are opened only where that is not sound. Raises InterruptedSurgery where one waits for
+    are opened only where that is not sound, and at level 4 the one before, from which every tensor
+    must go on. Raises InterruptedSurgery where one waits for
     `recover`, SurgeryError while one is under way."""
     run.refuse_interrupted()
     if not run.steps() and not any(step is not None for step in run.pointers().values()):
@@ -98,9 +99,26 @@ def ready(
     if step is not None:
         found += verify(run, step, level=level, jobs=jobs, progress=progress).found
         found += _shadows(run, step)
+    if step is not None and level >= soundness.VALUES and not found:
+        found += _cold(run, step, jobs, progress)
     if not found and step is not None:
         return Readiness(level, step, path(run, step))
     return Readiness(level, step, found=tuple(found), sound=_newest_sound(run, level, jobs))
+
+
+def _cold(run: Run, step: int, jobs: int, progress: Progress | None) -> Iterable[Finding]:
+    """What says that the trainer did not go on from the step before: its optimizer is not there."""
+    from ckptsurgeon.look.resumed.resume import held
+
+    before = [saved for saved in run.steps() if saved < step and run.complete(saved)]
+    if not before:
+        return
+    look = command("verify", step, "--after", before[-1], why="all that the two steps say")
+    for verdict in held(run, step, before[-1], threads=jobs, progress=progress):
+        if verdict.differs:
+            yield Finding(
+                f"step {step} does not go on from step {before[-1]}: {verdict.text}", look
+            )
 
 
 def _shadows(run: Run, step: int) -> Iterable[Finding]:

@@ -103,6 +103,14 @@ def test_an_optimizer_that_was_lost_in_the_load_is_seen_in_the_next_save(
     assert verdicts(root, STEP + 1, STEP)["moments"] == DIFFERS
 
 
+def test_states_under_names_that_no_parameter_has_are_seen(began: Path, tmp_path: Path) -> None:
+    """FSDP2 leaves them out of the load where it is not strict."""
+    root = tmp_path / "run"
+    shutil.copytree(began / FSDP, root)
+    train(FSDP, root, STEP + 1, "--cold", "names")
+    assert verdicts(root, STEP + 1, STEP)["moments"] == DIFFERS
+
+
 def test_a_trainer_without_optimizer_pt_is_seen(began: Path, tmp_path: Path) -> None:
     """transformers#48569: weights and counters go on, and nothing is printed."""
     root = tmp_path / "run"

@@ -25,6 +25,7 @@ from tests.guard.conftest import Policies, pages
 from tests.support.launch import ON_CPU, REPO, launch
 
 SAVED = 100
+FAULTY = Path(__file__).parent / "nan_weights"
 slow = pytest.mark.slow
 
 
@@ -62,13 +63,15 @@ def run(begun: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 @contextmanager
-def watching(root: Path, policy: Path, *, start: bool = True) -> Iterator[subprocess.Popen[str]]:
+def watching(
+    root: Path, policy: Path, *, start: bool = True, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     """A watch, which starts the trainer; in the end none of both is left."""
     words = ["watch", str(policy), "-C", str(root), *(["--start"] if start else [])]
     process = subprocess.Popen(
         [sys.executable, "-m", "ckptsurgeon", *words],
-        cwd=REPO, env={**os.environ, **ON_CPU}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
+        cwd=REPO, env={**os.environ, **ON_CPU, **environment},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
         yield process
@@ -141,15 +144,67 @@ def test_a_trainer_that_diverges_is_stopped_and_at_last_a_person_is_asked(
     assert 1 <= len(Run.open(root).receipts()) <= 2 and is_ready(root)
 
 
+HEALTHY: list[dict[str, object]] = [
+    {},
+    {"lr": 3e-3},
+    {"lr": 3e-2},
+    {"lr_decay_style": "cosine", "min_lr": 1e-4},
+    {"lr_decay_style": "linear"},
+    {"lr_decay_style": "WSD", "lr_wsd_decay_samples": 2400},
+    {"hidden_dropout": 0.1, "attention_dropout": 0.1},
+    {"global_batch_size": 4},
+    {"global_batch_size": 32},
+    {"adam_beta2": 0.999},
+    {"adam_beta1": 0.5, "adam_beta2": 0.5},
+    {"clip_grad": 0.0},
+    {"clip_grad": 0.1},
+    {"weight_decay": 0.0},
+    {"skip_grad_norm": 1.5},
+    {"eval_interval": 50, "split": "9,1,0"},
+    {"seed": 77},
+    {"save_interval": 37, "log_interval": 1},
+    {"async_save": True, "keep_last": 2},
+    {"checkpoint_activations": True, "threads": 2},
+]
+
+
 @slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("night", range(len(HEALTHY)))
 def test_a_healthy_night_has_no_event(
-    run: Callable[..., Path], policy: Policies, tmp_path: Path, seed: int
+    run: Callable[..., Path], policy: Policies, tmp_path: Path, night: int
 ) -> None:
-    root = run(train_iters=900 + seed, lr=3e-3 * (seed + 1))
+    root = run(train_iters=900, **HEALTHY[night])
     with watching(root, policy(do="apply")) as watch:
         code, said = ended(watch)
     assert (code, causes(root), pages(tmp_path)) == (0, [], []), said
+    assert saved(root) == 900 and is_ready(root)
+
+
+@slow
+@pytest.mark.parametrize("once", [True, False])
+def test_weights_that_become_nan_are_those_of_the_step_before(
+    run: Callable[..., Path], policy: Policies, tmp_path: Path, once: bool
+) -> None:
+    """As a broken chip makes them, once; as a bug makes them, after each start again."""
+    root = run(train_iters=600)
+    fault = {"PYTHONPATH": f"{FAULTY}:{os.environ.get('PYTHONPATH', '')}", "NAN_AT": "320"}
+    if once:
+        fault["NAN_ONCE"] = str(tmp_path / "was")
+    with watching(root, policy(do="apply", min_steps=50), **fault) as watch:
+        code, said = ended(watch)
+    cause, state = causes(root)[0]
+    assert (cause, state) == ("nan", STARTED), said
+    first = next(each for each in events.read(root) if each.cause)
+    assert (first.step, first.signal) == (320, "loss") and is_ready(root)
+    receipts = Run.open(root).receipts()
+    assert receipts[0].why.startswith(f"watch {first.id}: ") and receipts[0].step == 300
+    if once:
+        assert len(receipts) == 1
+        assert (code, len(causes(root)), pages(tmp_path)) == (0, 1, []), said
+        assert saved(root) == 600
+    else:
+        assert (code, causes(root)[-1]) == (3, ("nan", ASKED)), said
+        assert len(pages(tmp_path)) == 1 and len(receipts) <= 2
 
 
 @slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -200,6 +201,35 @@ def test_it_operates_and_starts_the_trainer_and_the_log_says_who_did(
     assert "iteration 9" in printed.read_text() and pages(tmp_path) == []
     surgeon("undo", "--yes", "-C", diverged)
     assert without_watch(diverged) == before
+
+
+def test_a_trainer_that_only_prints_is_seen_by_what_it_prints(
+    surgeon: Surgeon, diverged: Path, policy: Policies, tmp_path: Path
+) -> None:
+    """By the file that `--log` names, and after its start by the watch's own."""
+    shutil.rmtree(diverged / "tensorboard")
+    line = "print(f' iteration {k:8d}/     400 | lm loss: {loss:.6E} |')"
+    code = f"for k in range(9, 400):\n    loss = 2 + (k * 7 % 11) / 100\n    {line}"
+    own_trainer(diverged, code)
+    log = tmp_path / "train.log"
+    bad = code.replace("\n    print", "\n    loss += 7 * (k > 200)\n    print")
+    with log.open("w") as out:
+        subprocess.run([sys.executable, "-c", bad], stdout=out, check=True)
+    words = ["watch", policy(do="apply"), "--once", "--log", log, "-C", diverged]
+    said = surgeon(*words)
+    assert said.exit_code == 0 and "0001 diverged at 20" in said.stdout, said.stdout
+    (event,) = events.read(diverged)
+    assert (event.state, event.receipt) == (STARTED, "0001")
+    for _ in range(200):
+        if not Process(event.pid, event.born).runs:
+            break
+        time.sleep(0.1)
+    printed = events.folder(diverged, "0001") / "trainer.log"
+    assert "iteration      399" in printed.read_text()
+    assert surgeon(*words).exit_code == 0 and len(events.read(diverged)) == 1
+    printed.write_text(log.read_text())
+    again = surgeon(*words)
+    assert again.exit_code == 3 and "0002 diverged at 20" in again.stdout
 
 
 def test_the_same_first_sign_again_is_a_persons_to_judge(

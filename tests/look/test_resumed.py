@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsurgeon import Run, look
+from ckptsurgeon.look.ready import ready
 from ckptsurgeon.look.resumed import aligned
 from ckptsurgeon.look.resumed.laws import Moments, Movement, correction
 from ckptsurgeon.look.resumed.verdict import AGREES, DIFFERS
@@ -277,6 +278,7 @@ def test_an_engine_that_loads_everything_goes_on(began: Callable[[int], Path], n
         assert DIFFERS not in seen.values()
         for subject in ("Adam's counter", "data", "moments", "parameters"):
             assert seen[subject] == AGREES, subject
+    assert ready(Run.open(root), level=4).ready
 
 
 @pytest.mark.parametrize("number", range(len(ENGINES)))
@@ -309,6 +311,10 @@ def test_moments_that_are_lost_beside_a_counter_that_is_not_are_seen(
     made.save_checkpoint(str(root), client_state=deepspeed_engine.client(14))
     seen = verdicts(root, 14, 12)
     assert (seen["moments"], seen["Adam's counter"]) == (DIFFERS, AGREES)
+    assert ready(Run.open(root), level=3).ready
+    start = ready(Run.open(root), level=4)
+    assert start.found[0].what.startswith("step 14 does not go on from step 12: ")
+    assert (start.sound, str(start.next)) == (14, str(start.found[0].next))
 
 
 def test_betas_that_change_at_each_update_are_not_compared(tmp_path: Path) -> None:

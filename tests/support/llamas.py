@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,8 @@ def hugging_face(
         from tests.support import fsdp2
 
         fsdp2.as_gpu()
+    if cold == "names":
+        load_under_other_names()
     seen: dict[int, float] = {}
 
     class Losses(TrainerCallback):
@@ -86,10 +90,27 @@ def hugging_face(
 
 def lose(optimizer: Any, cold: str) -> None:
     """The states of all parameters of a live optimizer, or of those of its first param group."""
-    if cold:
+    if cold in ("all", "half"):
         for group in optimizer.param_groups[: 1 if cold == "half" else None]:
             for parameter in group["params"]:
                 optimizer.state.pop(parameter, None)
+
+
+def load_under_other_names() -> None:
+    """FSDP2 loads states whose layers bear the names that torch.compile gives them; those that no
+    parameter has are left out, and nothing is printed."""
+    from torch.distributed.checkpoint import state_dict
+
+    whole = state_dict.set_optimizer_state_dict
+
+    def renamed(model: Any, optimizer: Any, states: Any, *, options: Any) -> None:
+        def name(old: str) -> str:
+            return re.sub(r"(layers\.\d+)\.", r"\1._orig_mod.", old)
+
+        states["state"] = {name(key): value for key, value in states["state"].items()}
+        whole(model, optimizer, states, options=replace(options, strict=False))
+
+    state_dict.set_optimizer_state_dict = renamed
 
 
 def _zero(stage: int) -> dict[str, Any]:
@@ -299,7 +320,7 @@ def main() -> None:
     words.add_argument("stop", type=int)
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--like", type=Path, help="a step of the Trainer that the newest must equal")
-    words.add_argument("--cold", choices=["all", "half"], default="")
+    words.add_argument("--cold", choices=["all", "half", "names"], default="")
     given = words.parse_args()
     if given.library in HUGGING_FACE:
         how = HUGGING_FACE[given.library]

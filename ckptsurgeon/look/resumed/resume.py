@@ -62,9 +62,17 @@ def first_save(
     steps = [step for step in later if later[step] != there.get(step) and run.complete(step)]
     if not steps or before not in run.steps():
         return None
+    return steps[0], held(run, steps[0], before, progress=progress)
+
+
+def held(
+    run: Run, step: int, before: int, *, threads: int = 8, progress: Progress | None = None
+) -> list[Verdict]:
+    """Every verdict on `step` that the earlier one allows. What can't be read is not compared."""
     try:
-        now, old = run.checkpoint(steps[0]), run.checkpoint(before)
-        return steps[0], resumed(run, now, old, standing(run.receipts()), progress=progress)
+        now, old = run.checkpoint(step), run.checkpoint(before)
+        receipts = standing(run.receipts())
+        return resumed(run, now, old, receipts, threads=threads, progress=progress)
     except (SurgeryError, *ODD) as error:
         why = error.what if isinstance(error, SurgeryError) else f"{type(error).__name__}"
-        return steps[0], [Verdict("", NOT_COMPARED, why)]
+        return [Verdict("", NOT_COMPARED, why)]
