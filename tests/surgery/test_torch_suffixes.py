@@ -12,24 +12,9 @@ from ckptsurgeon import Run, surgery
 from ckptsurgeon.cli import app
 from ckptsurgeon.formats.fields.constants import TORCH
 from ckptsurgeon.report.plans import cost
+from tests.support.lightning_files import lightning
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import make_run
-
-
-def lightning(folder: Path, step: int, weight: torch.Tensor) -> None:
-    """What Lightning saves of one AdamW."""
-    model = torch.nn.Linear(4, 4)
-    adam = torch.optim.AdamW(model.parameters())
-    model(torch.ones(1, 4)).sum().backward()
-    adam.step()
-    folder.mkdir(parents=True, exist_ok=True)
-    saved = {
-        "pytorch-lightning_version": "2.6.0", "global_step": step, "epoch": 0, "callbacks": {},
-        "loops": {}, "lr_schedulers": [], "optimizer_states": [adam.state_dict()],
-        "state_dict": {"weight": weight},
-    }  # fmt: skip
-    for name in (f"epoch=0-step={step}.ckpt", "last.ckpt"):
-        torch.save(saved, folder / name)
 
 
 @pytest.mark.parametrize("suffix", TORCH)
