@@ -185,6 +185,7 @@ def _branch(
     for index, flag in zip(indexes, flags, strict=True):
         numbers = np.asarray(index.tags, np.int32)
         good = flag & (np.frombuffer(bytes(index.kinds), np.uint8) != DROPPED)
+        shared: tuple[Ints, Floats] | None = None
         with Opened(index.path) as (data, _):
             for signal, tag in tags.items():
                 series = [i for i, group in enumerate(index.names) if tag in group]
@@ -195,15 +196,23 @@ def _branch(
                     if axis(tag, {}) == SAMPLES:
                         steps //= per_step
                     walls = np.asarray(index.walls, np.float64)[rows]
+                    if shared and all(map(np.array_equal, shared, (steps, walls))):
+                        steps, walls = shared  # most signals are logged together
+                    shared = steps, walls
                     parts.setdefault(signal, []).append((steps, values, walls))
-    return _unfiltered({signal: _curve(*map(np.concatenate, zip(*items, strict=True)))
-                        for signal, items in parts.items()})  # fmt: skip
+    joined: dict[str, Curve] = {}
+    for signal in list(parts):  # each is let go of before the next: a long log has many points
+        items = parts.pop(signal)
+        joined[signal] = _curve(*map(np.concatenate, zip(*items, strict=True)))
+    return _unfiltered(joined)
 
 
 def _curve(steps: Ints, values: Floats, walls: Floats) -> Curve:
     """Points by step; of several at one step the last one."""
     import numpy as np
 
+    if (steps[1:] > steps[:-1]).all():
+        return Curve(steps, values, walls)
     order = np.argsort(steps, kind="stable")
     last = np.append(np.diff(steps[order]) > 0, True)
     chosen = order[last]
