@@ -1,4 +1,5 @@
-"""The benchmark runs, and what it compares comes out on the right side by far."""
+"""The benchmark runs, and what it compares comes out on the right side by far: one subject in
+`make test`, the others in nightly."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ def one(rows: list[Row], what: str) -> Row:
     return next(row for row in rows if row.what == what)
 
 
+@pytest.mark.slow
 def test_a_shard_is_edited_and_restored_many_times_faster_than_by_loading_and_saving_it() -> None:
     rows = measure(["shards"], quick=True)
     if not rows:
@@ -22,6 +24,7 @@ def test_a_shard_is_edited_and_restored_many_times_faster_than_by_loading_and_sa
         assert one(rows, f"0.125 GiB: {name}: disk taken").met
 
 
+@pytest.mark.slow
 def test_a_shard_of_small_tensors_takes_less_cpu_time_than_loading_and_saving_it() -> None:
     (row,) = measure(["small_tensors"], quick=True)
     assert row.measured > 3
@@ -35,6 +38,7 @@ def test_a_tenth_of_bloom_is_planned_edited_verified_and_restored() -> None:
     assert rows[5].measured < 10  # MB, of 0.2 TB
 
 
+@pytest.mark.slow
 def test_a_run_of_many_shards_is_edited_and_restored_in_little_memory() -> None:
     *commands, memory = measure(["many_shards"], quick=True)
     names = [row.what.rsplit(": ", 1)[1] for row in commands]
@@ -42,6 +46,7 @@ def test_a_run_of_many_shards_is_edited_and_restored_in_little_memory() -> None:
     assert memory.measured < 100  # MB, of 300 shards twice
 
 
+@pytest.mark.slow
 def test_eighty_thousand_chunks_are_edited_and_restored() -> None:
     rows = measure(["chunks"], quick=True)
     assert [row.what.rpartition(": ")[2] for row in rows] == [
@@ -51,12 +56,14 @@ def test_eighty_thousand_chunks_are_edited_and_restored() -> None:
     assert rows[4].measured * 14 < 150  # MB
 
 
+@pytest.mark.slow
 def test_vital_signs_are_read_in_little_memory() -> None:
     rows = measure(["vitals"], quick=True)
     assert [row.unit for row in rows] == ["GB/s", "×", "MB"]
     assert rows[2].met
 
 
+@pytest.mark.slow
 def test_a_picture_of_many_events_takes_little_memory() -> None:
     drawn, memory, status = measure(["picture"], quick=True)
     assert drawn.what == "picture: 0.1 million events"

@@ -17,7 +17,11 @@ from tests.support.event_logs import write_log
 from tests.support.launch import launch
 
 CASES = [
-    pytest.param(line, id=line.removeprefix("ckptsurgeon "))
+    pytest.param(
+        line,
+        id=line.removeprefix("ckptsurgeon "),
+        marks=[pytest.mark.slow] if " check-optimizer " in line else [],  # seconds each
+    )
     for command in commands().values()
     for line in examples(command.function())
 ]

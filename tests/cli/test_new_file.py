@@ -39,7 +39,10 @@ def test_every_command_that_writes_a_file_is_among_them() -> None:
     assert writers == {*WRITERS}
 
 
-@pytest.mark.parametrize("name", WRITERS)
+SECONDS = pytest.param("check-optimizer", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [SECONDS if n == "check-optimizer" else n for n in WRITERS])
 def test_what_lies_there_stays_until_the_hint_is_typed(
     surgeon: Surgeon, diverged: Path, tmp_path: Path, name: str
 ) -> None:

@@ -61,6 +61,7 @@ def cluster(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_two_nodes_train_keep_the_promise_save_at_the_signal_and_are_requeued(
     trained: Trained, tmp_path: Path, surgeon: Surgeon
 ) -> None:

@@ -12,7 +12,7 @@ from tests.faults.sweep import faults, faults_in_recovery, reports
 from tests.support.megatron_dist import save
 
 
-@pytest.mark.parametrize("file", [False, True])
+@pytest.mark.parametrize("file", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_surgery_is_before_or_after(tmp_path: Path, file: bool) -> None:
     apply, undo = surgeries(save(tmp_path / "run", integrity=True, file=file))
     found = reports(

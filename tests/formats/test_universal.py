@@ -213,7 +213,7 @@ def test_an_engine_loads_what_torch_computes(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.witness("DeepSpeed universal", "precision bf16", by="deepspeed")
-@pytest.mark.parametrize("name", ["zero1", "zero3"])
+@pytest.mark.parametrize("name", ["zero1", pytest.param("zero3", marks=pytest.mark.slow)])
 def test_an_engine_of_another_precision_loads_either(tmp_path: Path, name: str) -> None:
     """An fp16 run with a copy: its weights are rounded from the masters, its scaler goes."""
     was = replace(KINDS[name], dtype="fp16")

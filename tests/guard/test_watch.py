@@ -247,7 +247,7 @@ def test_the_same_first_sign_again_is_a_persons_to_judge(
     assert [page["event"]["id"] for page in pages(tmp_path)] == ["0002"]
 
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_any_call_it_is_gone_on_with_and_operates_once(
     diverged: Path, tmp_path: Path, every: int
 ) -> None:

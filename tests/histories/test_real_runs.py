@@ -37,6 +37,7 @@ def losses(printed: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in LOSS.findall(printed)}
 
 
+@pytest.mark.slow
 def test_a_poisoned_range_is_skipped_and_the_run_never_meets_it(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -109,7 +109,7 @@ def test_in_a_run_of_the_bundled_trainer(trained: Trained, tmp_path: Path) -> No
     each_in_its_place(fifo, root, tmp_path)
 
 
-@pytest.mark.parametrize("kind", PUT)
+@pytest.mark.parametrize("kind", ["pipe", pytest.param("kernel", marks=pytest.mark.slow)])
 def test_in_a_run_of_transformers(tmp_path: Path, kind: str) -> None:
     root = make_run(tmp_path / "run", (2, 4, 8))
     (root / "ckptsurgeon.yaml").write_text("{}\n")

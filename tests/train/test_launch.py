@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.launch import ON_CPU, REPO, launch
 from tests.support.snapshot import snapshot
 from tests.support.trained_run import first_line, losses
@@ -14,6 +16,7 @@ from tests.support.trained_run import first_line, losses
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 
 
+@pytest.mark.slow
 def test_a_forked_trainer_is_the_one_that_torchrun_starts(tmp_path: Path, corpus: Path) -> None:
     words = ["--config=train/configs/tiny.yaml", "--from-scratch", f"data={corpus}"]
     words += ["train_iters=4", "save_interval=4"]

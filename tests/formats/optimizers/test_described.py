@@ -43,7 +43,7 @@ class Signed(torch.optim.Optimizer):
 """An optimizer that no table knows: its state begins with zeros or ones, its counter at 5."""
 
 
-@pytest.fixture(params=["zeros_like", "ones_like"])
+@pytest.fixture(params=["ones_like", pytest.param("zeros_like", marks=pytest.mark.slow)])
 def own(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The class `own_signed.Signed`, which can be imported here and by a child."""
     (tmp_path / "own_signed.py").write_text(OWN.replace("BEGIN", request.param))

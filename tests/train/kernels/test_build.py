@@ -71,6 +71,7 @@ def start(cache: Path, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_build_one_library(tmp_path: Path) -> None:
     """By a compiler that is told last not to optimize: it is done in half the time."""
     quick = tmp_path / "quick"

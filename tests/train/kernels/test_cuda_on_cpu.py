@@ -72,13 +72,16 @@ def runs(library: Path) -> Runs:
     return cache(lambda order: run(library, order, *OPTIONS[order]))
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "order", [ORDERS[0], *(pytest.param(order, marks=pytest.mark.slow) for order in ORDERS[1:])]
+)
 def test_every_kernel_gives_what_its_formula_gives(runs: Runs, order: str) -> None:
     done = runs(order)
     assert done.stdout.splitlines()[-1:] == [f"{ROWS} rows, 0 failed"], done.stdout + done.stderr
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_every_kernel_gives_the_same_bits_in_any_order_of_warps_and_blocks(runs: Runs) -> None:
     """So ranks that hold the same parameters keep them equal, and a replay is exact."""
     assert len(digests(runs("reverse"))) == ROWS
@@ -89,6 +92,7 @@ def digests(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stdout.splitlines() if len(line.split()[-1]) == 64]
 
 
+@pytest.mark.slow
 def test_a_sum_in_the_order_in_which_blocks_come_is_caught() -> None:
     """Right to rounding, so that the table lets it pass: an atomic in place of a partial sum."""
     atomic = {
