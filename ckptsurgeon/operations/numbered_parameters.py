@@ -25,6 +25,23 @@ def order_of(path: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
+def of_each(
+    order: Sequence[str], own: Sequence[Part], theirs: Sequence[Part]
+) -> tuple[list[str], list[str]]:
+    """The names in the order that this run has, and those that the source has: of runs that call
+    them otherwise, it has those of both. Raises SurgeryError for one that neither has weights of.
+    """
+    mine, others = (
+        {part.parameter for part in parts if part.kind == "weights"} for parts in (own, theirs)
+    )
+    if lost := [name for name in order if name not in mine | others]:
+        raise SurgeryError(
+            f"the order has {lost[0]}, and neither of the two steps has weights by that name",
+            next=f"write the names as the steps have them: {PAGE}",
+        )
+    return [name for name in order if name in mine], [name for name in order if name in others]
+
+
 def order_in(checkpoint: Checkpoint) -> list[str]:
     """The names of the parameters in the order of the param groups, where the step says it: what
     the numbers of the same trainer's optimizer mean."""

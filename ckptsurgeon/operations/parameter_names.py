@@ -16,6 +16,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
+from ckptsurgeon.formats.tensors.row_order import HERE, THERE
 from ckptsurgeon.hints import Hint, again
 from ckptsurgeon.operations.refusals import Refusals
 
@@ -23,7 +24,7 @@ PAGE = "docs/transplant.md"
 FOLDER = Path(__file__).with_name("names")
 HOLE = re.compile(r"\{([a-z]+)([+-]\d+)?\}")
 NAMES = ("rename", "fuse", "split")
-ROWS = ("groups", "halves_to_pairs", "pairs_to_halves")
+ROWS = ("groups", "halves_to_pairs", "pairs_to_halves", "stacked")
 KEYS = (*NAMES, *ROWS, "transpose", "sizes", "use")
 SIZES = ("heads", "kv_heads")
 MEND = f"mend the page: {PAGE}"
@@ -38,7 +39,9 @@ class Origin:
     that is split, this one's are at `index` among those of `siblings`. Rows come in so many
     `groups`, each with those of every one. `heads` says of each that is not fused how many heads it
     has whose rows lie in halves in one of the runs and in pairs in the other one; 0 where their
-    order is the same. `to_pairs` is whether the pairs are here. A matrix may be `transposed`."""
+    order is the same. `to_pairs` is whether the pairs are here. One parameter may have so many
+    `stacks` of rows in the run `stacked`, and by groups in the other one. A matrix may be
+    transposed: `turned` is in which run, HERE or THERE; EITHER where it has one name in both."""
 
     sources: tuple[str, ...]
     siblings: tuple[str, ...] = ()
@@ -46,25 +49,23 @@ class Origin:
     groups: Size = 1
     heads: tuple[Size, ...] = ()
     to_pairs: bool = True
-    transposed: bool = False
+    stacks: int = 0
+    stacked: str = ""
+    turned: str = ""
 
     @property
     def plain(self) -> bool:
         """Whether it is one parameter of the source as it is."""
-        return self._single and not self.transposed
+        return self.in_order and not self.turned
 
     @property
-    def _single(self) -> bool:
-        return len(self.sources) == 1 and not self.siblings and not any(self.heads)
+    def in_order(self) -> bool:
+        """Whether it is one parameter of the source, whose rows have the same order."""
+        alone = len(self.sources) == 1 and not self.siblings
+        return alone and not any(self.heads) and not self.stacks
 
-    def turned(self, name: str) -> Origin:
-        """The same, transposed. Raises SurgeryError where its rows get another order, too."""
-        if not self._single:
-            raise SurgeryError(
-                f"{name} is under transpose, and its rows are fused, split or turned as well",
-                next=f"transpose what is one parameter in both runs: {PAGE}",
-            )
-        return replace(self, transposed=True)
+
+EITHER = "either"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Names:
     groups: Mapping[str, Size] = field(default_factory=dict)
     halves_to_pairs: Mapping[str, Size] = field(default_factory=dict)
     pairs_to_halves: Mapping[str, Size] = field(default_factory=dict)
+    stacked: Mapping[str, int] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     transpose: Sequence[str] = ()
     typed: str = ""
@@ -128,7 +130,7 @@ class Names:
         return Names(
             {new: old for old, new in self.rename.items()},
             self.split, self.fuse, self.groups,
-            self.pairs_to_halves, self.halves_to_pairs, self.sizes, self.transpose,
+            self.pairs_to_halves, self.halves_to_pairs, self.stacked, self.sizes, self.transpose,
             self.typed,
         )  # fmt: skip
 
@@ -177,12 +179,33 @@ class Names:
                 next=f"name it under one of them: {PAGE}",
             )
         turned = to_pairs if any(to_pairs) else to_halves
-        groups = _size(self.groups, fused) or 1
-        origin = replace(origin, groups=groups, heads=turned, to_pairs=any(to_pairs))
-        names = (new, *origin.sources, *origin.siblings)
-        if any(_holes(each, name) is not None for each in self.transpose for name in names):
-            return origin.turned(new)
-        return origin
+        origin = replace(origin, heads=turned, to_pairs=any(to_pairs))
+        stacked = self._where(new, origin, self.stacked, "stacked")
+        if stacked and not origin.in_order:
+            raise SurgeryError(
+                f"{new} is under stacked, and its rows are fused, split or turned as well",
+                next=f"stack what is one parameter in both runs: {PAGE}",
+            )
+        if stacked:  # and the other one is fused
+            one, fused = (new, origin.sources[0]) if stacked == HERE else (origin.sources[0], new)
+            origin = replace(origin, stacked=stacked, stacks=int(_size(self.stacked, one)))
+        origin = replace(origin, groups=_size(self.groups, fused) or 1)
+        return replace(origin, turned=self._where(new, origin, self.transpose, "transpose"))
+
+    def _where(self, new: str, origin: Origin, rules: Collection[str], key: str) -> str:
+        """In which run a parameter has a name under `key`; "" where it has none in either. Raises
+        SurgeryError for one in both, where that decides in which order its rows are."""
+        here, there = (
+            any(_holes(rule, name) is not None for rule in rules for name in names)
+            for names in ((new, *origin.siblings), origin.sources)
+        )
+        if here and there and (key == "stacked" or not origin.in_order):
+            raise SurgeryError(
+                f"{new} is under {key}, and which of the runs has it so is not said: it has a name "
+                "there in both",
+                next=f"rename it in one of the runs: {PAGE}",
+            )
+        return EITHER if here and there else HERE if here else THERE if there else ""
 
 
 def _size(rules: Mapping[str, Size], name: str) -> Size:
@@ -278,8 +301,8 @@ def _check(path: str, key: str, old: str, news: Sequence[Any]) -> None:
 
 
 def _check_sizes(path: str, key: str, rules: Any) -> None:
-    """Numbers above 0; under what is no `sizes`, also the words that it says."""
-    words = () if key == "sizes" else SIZES
+    """Numbers above 0; under what takes a number of heads, also the words that `sizes` says."""
+    words = () if key in ("sizes", "stacked") else SIZES
     if not isinstance(rules, dict) or (key == "sizes" and not rules.keys() <= set(SIZES)):
         of = f"of {' and '.join(SIZES)}" if key == "sizes" else "of names"
         raise UsageError(f"{path}: {key} is no table {of} to numbers", next=PAGE)

@@ -96,8 +96,10 @@ def _source(tensors: Tensors, name: str) -> Named:
 
 def _how(tensors: Tensors, name: str, way: Origin) -> Iterable[str]:
     """What is done to the rows, in the words of the page of names."""
-    if way.transposed:
+    if way.turned:
         yield "transposed"
+    if way.stacks:
+        yield f"stacked: {way.stacks}"
     if way.siblings:
         yield f"part {way.index + 1} of {len(way.siblings)}"
     if way.groups != 1:

@@ -24,9 +24,16 @@ from ckptsurgeon.formats.tensors.blocks import (
     totals,
     unstacked,
 )
-from ckptsurgeon.formats.tensors.row_order import Order, Section, in_one_order
+from ckptsurgeon.formats.tensors.row_order import (
+    HERE,
+    THERE,
+    Order,
+    Section,
+    in_one_order,
+    turned_in_one_order,
+)
 from ckptsurgeon.operations.computed_changes import refuse_other_states, refuse_second_copies
-from ckptsurgeon.operations.numbered_parameters import order_in, with_names
+from ckptsurgeon.operations.numbered_parameters import of_each, order_in, with_names
 from ckptsurgeon.operations.parameter_names import PAGE, Names, Origin, Size
 from ckptsurgeon.operations.refusals import Refusals
 from ckptsurgeon.operations.transplanted_bytes import HELD, Stretches, joined
@@ -62,9 +69,15 @@ class Tensors:
         own, theirs = _parts(checkpoint), _parts(donor)
         with refusals.of():
             refuse_second_copies(run, checkpoint, own)
-        self.order = order or (order_in(donor) if alike else [])
-        """The names of the parameters that are numbered here, and in the source."""
-        self.their_order = order or (order_in(checkpoint) if alike else [])
+        self.order: list[str] = []
+        """The names of the parameters that are numbered here."""
+        self.their_order: list[str] = []
+        """And in the source."""
+        with refusals.of():
+            self.order, self.their_order = of_each(order, own, theirs)
+        if alike:
+            self.order = self.order or order_in(donor)
+            self.their_order = self.their_order or order_in(checkpoint)
         self.own, self.theirs = self._named(own, theirs)
         """Each parameter here, and each of the source, with its parts."""
         for name, kinds in (*self.own.items(), *self.theirs.items()):
@@ -136,7 +149,7 @@ class Tensors:
             with self.refusals.of(name):
                 for way, some in self.ways(name, kinds):
                     for own, theirs in self._pairs(name, some, way):
-                        out += self._stretches.filled(own, theirs, way.transposed)
+                        out += self._stretches.filled(own, theirs, bool(way.turned))
         return joined(out)
 
     def _refuse_lone_moments(self, used: Collection[str]) -> None:
@@ -196,10 +209,10 @@ class Tensors:
         own, found = boxed(kinds), [boxed(self.theirs[source]) for source in origin.sources]
         if own and all(found):
             theirs = [each for each in found if each]
-            if origin.transposed:
-                return [(own, theirs[0])]
             if origin.plain:
                 return [self._as_large(name, own, theirs[0])]
+            if origin.in_order:
+                return [(own, theirs[0])]
             return [self._ordered(name, own, theirs, origin)]
         other = self.theirs[origin.sources[0]]
         mine, others = by_cut(kinds), by_cut(other)
@@ -228,10 +241,29 @@ class Tensors:
     ) -> tuple[Kinds, Kinds]:
         """The parts here and in the source as those of one parameter, whose rows both have in one
         order."""
-        singles = [self._sibling(each, name, origin) for each in origin.siblings] or theirs
-        groups, sections = self._sections(name, origin, [shape(each)[0] for each in singles])
-        index = origin.index if origin.siblings else None
-        return in_one_order(own, theirs, Order(groups, sections, origin.to_pairs, index))
+        apart = [self._sibling(each, name, origin) for each in origin.siblings] or theirs
+        fused, index = (theirs[0], origin.index) if origin.siblings else (own, None)
+        if origin.turned and any(len(shape(each)) != 2 for each in (own, *theirs, *apart)):
+            raise SurgeryError(
+                f"{name} has the sizes {list(shape(own))}, and only a matrix is transposed",
+                next=f"name matrices alone under transpose: {PAGE}",
+            )
+        across = origin.turned == (HERE if origin.siblings else THERE)
+        rows = [shape(each)[across] for each in apart]
+        whole = shape(fused)[bool(origin.turned) and not across]
+        if origin.stacks:
+            rows = [rows[0] // origin.stacks] * origin.stacks
+        if sum(rows) != whole:
+            raise SurgeryError(
+                f"{name} has {whole} rows where it is one, and {' and '.join(map(str, rows))} "
+                "where it is several",
+                next=f"mend the rule for {name}: {PAGE}",
+            )
+        groups, sections = self._sections(name, origin, rows)
+        order = Order(groups, sections, origin.to_pairs, index, origin.stacked)
+        if origin.turned:
+            return turned_in_one_order(own, theirs, order, origin.turned)
+        return in_one_order(own, theirs, order)
 
     def _sibling(self, sibling: str, name: str, origin: Origin) -> Kinds:
         kinds = boxed(self.own.get(sibling, {})) if sibling in self.own else None
@@ -247,7 +279,9 @@ class Tensors:
     ) -> tuple[int, tuple[Section, ...]]:
         """How many groups, and what each has of the parameters that have so many rows in all."""
         groups = self._number(origin.groups, name)
-        heads = [self._number(size, name) for size in origin.heads] or [0] * len(rows)
+        heads = [0] * len(rows)
+        if any(origin.heads):
+            heads = [self._number(size, name) for size in origin.heads]
         fit = all(
             count % groups == 0 and (not number or number % groups == count % (2 * number) == 0)
             for count, number in zip(rows, heads, strict=True)
@@ -290,7 +324,7 @@ class Tensors:
         """What either of the steps says of SIZES."""
         for each in (self._donor, self._checkpoint):
             config = transformers_config(each.path) or {}
-            heads = config.get("num_attention_heads")
+            heads = config.get("num_attention_heads", config.get("n_head"))
             groups = config.get("num_key_value_heads") or heads
             if isinstance(heads, int) and isinstance(groups, int):
                 return {"heads": heads, "kv_heads": groups}

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from ckptsurgeon import Run, plan
 from ckptsurgeon.errors import SurgeryError, first_few
+from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.operations.transplant import Transplant
 from ckptsurgeon.operations.transplant_map import ParameterMap
+from ckptsurgeon.plans.edits import Computed
 from ckptsurgeon.recipe.file import from_data
 from tests.cli.conftest import invoke
 from tests.support.deepspeed_engine import Options, launched, make, process_group
@@ -61,6 +63,11 @@ RULES: list[dict[str, Any]] = [
     {"pairs_to_halves": {"one.weight": "heads"}},
     {"transpose": ["both.weight"]},
     {"transpose": ["out.weight", "out.bias"]},
+    {"transpose": ["one.weight"]},
+    {"stacked": {"both.weight": 2}},
+    {"stacked": {"both.weight": 3}},
+    {"rename": {"both.weight": "out.weight"}},
+    {"stacked": {"out.weight": 4}},
 ]
 PAGES = st.lists(st.sampled_from(range(len(RULES))), unique=True, max_size=4)
 PAIRS = st.sampled_from([("apart", "two ranks"), ("fused", "two ranks"), ("two ranks", "apart")])
@@ -74,7 +81,8 @@ def test_the_map_of_any_page_says_what_its_plan_does(
     runs: Path, pair: tuple[str, str], chosen: list[int]
 ) -> None:
     """A plan is refused where the map refuses, with one of its reasons; else it fills the
-    parameters that the map says, and lists those that are fresh and left behind."""
+    parameters that the map says, each element from one of the source, and lists those that are
+    fresh and left behind."""
     run, source = (runs / name for name in pair)
     page: dict[str, Any] = {}
     for key, rule in ((k, r) for i in chosen for k, r in RULES[i].items()):
@@ -92,6 +100,10 @@ def test_the_map_of_any_page_says_what_its_plan_does(
             assert error.what in reasons, (error.what, reasons)
             return
     assert not reasons and not made.names("refused")
+    for new in (change.new for change in done.changes):
+        if isinstance(new, Computed):
+            read = sum((s.end - s.start) // ITEM_BYTES[s.dtype] for s in new.terms[0])
+            assert read == new.size // ITEM_BYTES[new.dtype]
     changed = {c.field.partition(" of ")[2] for c in done.changes if " of " in c.field}
     assert changed <= set(made.names("filled"))
     assert _listed(done.warnings, "left as") == first_few(made.names("fresh"))
@@ -128,6 +140,29 @@ def test_each_state_is_said_of_the_parameters_that_have_it(runs: Path, tmp_path:
     assert rows(made)["embed.weight"][2] == ("12 of 20 rows, the others stay fresh",)
     made = mapped(runs / "words", runs / "more words")
     assert rows(made)["embed.weight"][2] == ("12 of its 20 rows, the others are left behind",)
+
+
+WRONG = {
+    "fuse: {both.bias: [one.bias, two.bias, out.bias]}":
+        "both.bias has 16 rows where it is one, and 8 and 8 and 8 where it is several",
+    "rename: {one.bias: both.bias}\nstacked: {one.bias: 3}":
+        "both.bias has 16 rows where it is one, and 2 and 2 and 2 where it is several",
+    "stacked: {out.weight: 2}": "out.weight is under stacked, and which of the runs has it so",
+    "fuse: {both.bias: [one.bias, two.bias]}\nstacked: {both.bias: 2}":
+        "both.bias is under stacked, and its rows are fused, split or turned as well",
+    "fuse: {both.bias: [one.bias, two.bias]}\ntranspose: [one.bias]": "only a matrix is transposed",
+    "fuse: {both.weight: [one.weight, two.weight]}\ntranspose: ['{name}.weight']":
+        "both.weight is under transpose, and which of the runs has it so is not said",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", WRONG)
+def test_rows_that_do_not_fit_are_refused_by_name(runs: Path, tmp_path: Path, page: str) -> None:
+    names = tmp_path / "names.yaml"
+    names.write_text(page)
+    made = mapped(runs / "fused", runs / "apart", names=str(names))
+    refused = [why.what for row in made.rows for why in row.refused]
+    assert any(WRONG[page] in reason for reason in refused), refused
 
 
 def test_a_refusal_hides_no_other_row(runs: Path) -> None:
