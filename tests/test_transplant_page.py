@@ -104,9 +104,9 @@ def test_what_the_page_transposes_is_transposed_in_both_directions(tmp_path: Pat
     read = parameter_names.read(str(page))
     theirs = ["transformer.h.3.mlp.c_fc.weight", "transformer.h.3.mlp.c_fc.bias"]
     own = ["h.3.mlp.c_fc.weight", "h.3.mlp.c_fc.bias"]
-    for source, run in ((theirs, own), (own, theirs)):
+    for source, run, where in ((theirs, own, "there"), (own, theirs, "here")):
         found = read.origins(source, run)
-        assert [found[name][0].transposed for name in run] == [True, False]
+        assert [found[name][0].turned for name in run] == [where, ""]
 
 
 def test_the_page_of_heads_adds_to_one_that_is_shipped(tmp_path: Path) -> None:
