@@ -136,7 +136,7 @@ def test_an_own_rule_goes_before_the_same_one_of_a_shipped_page(tmp_path: Path) 
 
 
 def test_each_page_that_is_shipped_is_read_and_named_in_the_docs() -> None:
-    rows = re.findall(r"^\| `([a-z-]+)` \|", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", PAGE, re.MULTILINE)
     assert sorted(rows) == parameter_names.shipped()
     for name in rows:
         assert parameter_names.read(name).rename or parameter_names.read(name).fuse
