@@ -38,17 +38,22 @@ def status(*, common: Common) -> None:
     ckptsurgeon status
     ckptsurgeon status --json
     """
+    from ckptsurgeon.look.launch_ranks import torn
+
     run = common.open_run()
-    state, problem = None, None
+    state, problem, found = None, None, []
     try:
-        state = None if run.bare else run.state(run.latest())
+        if not run.bare:
+            checkpoint = run.checkpoint(run.latest())
+            state = run.with_caveats(checkpoint.state())
+            found = torn(run, checkpoint)
     except SurgeryError as error:
         problem = error
         if isinstance(error, DamagedFile):
             problem.hints = (command("doctor", why="what is damaged, and the way back"),)
     common.answer(
-        lambda: report.status(run, state, problem, common.style, *_loss(run, common)),
-        lambda: report.status_json(run, state, problem, _loss_tail(run)),
+        lambda: report.status(run, state, problem, common.style, *_loss(run, common), found),
+        lambda: report.status_json(run, state, problem, _loss_tail(run), found),
     )
 
 

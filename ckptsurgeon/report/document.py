@@ -191,18 +191,22 @@ def diagnoses_json(
     run: Run, diagnoses: Sequence[Finding], seen: Vitals | None = None
 ) -> dict[str, Any]:
     """The document of `doctor`."""
-    entries = []
-    for item in diagnoses:
-        command, comment = apart(item.next or "")
-        entries.append({"what": item.what, "next": command, "comment": comment})
     return {
         "schema": SCHEMA,
         "run": str(run.root),
         "healthy": not diagnoses,
-        "findings": entries,
+        "findings": _findings(diagnoses),
         "writers": run.writers(),
         "vitals": None if seen is None else _vitals(seen),
     }
+
+
+def _findings(found: Sequence[Finding]) -> list[dict[str, Any]]:
+    entries = []
+    for item in found:
+        command, comment = apart(item.next or "")
+        entries.append({"what": item.what, "next": command, "comment": comment})
+    return entries
 
 
 def _vitals(seen: Vitals) -> dict[str, Any]:
@@ -215,7 +219,11 @@ def _vitals(seen: Vitals) -> dict[str, Any]:
 
 
 def status_json(
-    run: Run, state: State | None, problem: SurgeryError | None, seen: LossTail | None
+    run: Run,
+    state: State | None,
+    problem: SurgeryError | None,
+    seen: LossTail | None,
+    found: Sequence[Finding] = (),
 ) -> dict[str, Any]:
     """The document of `status`."""
     return {
@@ -235,6 +243,7 @@ def status_json(
         "receipts": len(run.receipts()),
         "damaged_receipts": run.damaged_receipts(),
         "problem": None if problem is None else error_json(problem),
+        "findings": _findings(found),
     }
 
 

@@ -53,9 +53,11 @@ def status(
     style: Style,
     loss: Sequence[Row] = (),
     headline: tuple[str, Hint] | None = None,
+    found: Sequence[Finding] = (),
 ) -> str:
     """The run on one screen. `problem` is why the latest checkpoint can't be read, `loss` what
-    `sparkline` made of the logs, `headline` what is wrong with the loss and what to do next."""
+    `sparkline` made of the logs, `headline` what is wrong with the loss and what to do next, and
+    `found` what is wrong with how the run is started."""
     at, known = run.format.name, True
     if state is not None:
         known = "step" not in state.promise.not_known
@@ -68,6 +70,8 @@ def status(
     if problem is not None:
         rows += [Row("problem", clean(line)) for line in problem.what.splitlines()]
         rows += [Row("next", hint) for hint in problem.next]
+    for item in found:
+        rows += [Row("problem", clean(item.what)), Row("next", text(item.next or ""))]
     if state is not None:
         rows += _hyperparameters(state)
     rows += loss

@@ -1,7 +1,8 @@
-"""`doctor` says when the recorded command starts ranks that a step can't be loaded on."""
+"""`doctor` and `status` say when the recorded command starts other ranks than a step loads on."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from ckptsurgeon import Run
 from ckptsurgeon.look.doctor import diagnose
 from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.look.launch_ranks import ranks
+from tests.cli.conftest import invoke
 from tests.conftest import Trained
 from tests.support.deepspeed_engine import Options, launched, process_group, resume
 
@@ -51,6 +53,15 @@ def test_a_command_of_other_ranks_leads_to_transplant(trained: Trained) -> None:
         (finding,) = told(root, count)
         assert "step 8 loads on the 2 that saved it, and on no other number" in finding.what
         assert f"-C NEW transplant --from {root}" in str(finding.next)
+        shown = " ".join(invoke("status", "-C", root).stdout.split())
+        assert "problem " + " ".join(finding.what.split()) in shown
+        assert "-C NEW transplant --from" in shown
+        document = json.loads(invoke("status", "--json", "-C", root).stdout)
+        (said,) = document["findings"]
+        assert said["what"] == finding.what and "transplant" in said["next"]
+        assert document["problem"] is None and document["step"] == 8
+    assert told(root, 2) == []
+    assert json.loads(invoke("status", "--json", "-C", root).stdout)["findings"] == []
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
