@@ -46,7 +46,7 @@ def optimizers(trees: Mapping[Path, Any], path: Path) -> Iterator[Optimizer]:
     if universal.is_state(path):
         base: tuple[Key, ...] = ("optimizer_state_dict",) if "optimizer_state_dict" in tree else ()
         yield Optimizer(path, (), base, universal=True)
-    elif path.parent.parent.name == "zero":  # one parameter of a universal copy
+    elif universal.is_of_a_parameter(path):
         return
     elif OPTIM.fullmatch(path.name):
         outer: tuple[Key, ...] = ("optimizer_state_dict",)

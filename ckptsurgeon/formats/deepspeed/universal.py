@@ -46,6 +46,15 @@ def is_state(path: Path) -> bool:
     return path.name == GLOBAL and path.parent.name == "zero"
 
 
+def is_of_a_parameter(path: Path) -> bool:
+    """Whether this is the master or a state of one parameter in a universal copy."""
+    return path.stem in ("fp32", *STATES) and path.parent.parent.name == "zero"
+
+
+STATES = (*MOMENTS, "step")
+"""Of a parameter in a universal copy."""
+
+
 def complete(copy: Path) -> bool:
     """Whether the conversion came to its end: it removes `tmp` and adds the model files last."""
     there = copy.is_dir() and not (copy / "zero" / "tmp").exists() and not (copy / "tmp").exists()
@@ -55,8 +64,7 @@ def complete(copy: Path) -> bool:
 def shards(copy: Path) -> list[Path]:
     """The files of a universal copy that hold more than weights, below `zero`."""
     state = [copy / "zero" / GLOBAL]
-    names = {f"{name}.pt" for name in (*MOMENTS, "step")}
-    return state + sorted(p for p in copy.glob("zero/*/*.pt") if p.name in names)
+    return state + sorted(p for p in copy.glob("zero/*/*.pt") if p.stem in STATES)
 
 
 def moment(checkpoint: Checkpoint, state: Path, name: str) -> Iterator[Place]:
