@@ -25,7 +25,7 @@ def order_of(path: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def of_each(
+def order_of_each(
     order: Sequence[str], own: Sequence[Part], theirs: Sequence[Part]
 ) -> tuple[list[str], list[str]]:
     """The names in the order that this run has, and those that the source has: of runs that call

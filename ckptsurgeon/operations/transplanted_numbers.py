@@ -13,6 +13,7 @@ from ckptsurgeon.hints import again, command
 from ckptsurgeon.operations.numbered_parameters import of_groups
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.section import Changes
+from ckptsurgeon.operations.transplanted_steps import of_each
 from ckptsurgeon.operations.transplanted_tensors import Tensors
 from ckptsurgeon.run.run import Run
 
@@ -22,7 +23,7 @@ COUNTERS = (
     "data_tokens",
 )  # fmt: skip
 SETTINGS = (
-    "max_lr", "min_lr", "warmup", "decay", "decay_style", "position", "rewarm", "adam_step",
+    "max_lr", "min_lr", "warmup", "decay", "decay_style", "position", "rewarm",
     "clip_grad", "loss_scale", "seed", "skip",
 )  # fmt: skip
 STATE = "scheduler"
@@ -62,6 +63,8 @@ def numbers(
                 made.put(setting.field, setting.place, setting.value)
         for place in own:
             made.put(field, place, _like(place.value, value))
+    for place, value in _adam_steps(checkpoint, donor, tensors):
+        made.put("adam_step", place, _like(place.value, value))
     _schedules(made, checkpoint, donor)
     for field in IN_GROUPS if settings else ():
         own, theirs = checkpoint.locate(field), donor.locate(field)
@@ -79,6 +82,24 @@ def numbers(
                 f"numbers there, and this step {_length(place.value)}"
             )
     return list(made.changes.values()), list(dict.fromkeys(warnings))
+
+
+def _adam_steps(
+    checkpoint: Checkpoint, donor: Checkpoint, tensors: Tensors
+) -> Iterator[tuple[Place, Any]]:
+    """Each parameter's own from the same one of the source, where both keep one for each; those
+    that the source has not keep theirs. All others are that of the source."""
+    own = checkpoint.locate("adam_step")
+    if not own or not donor.locate("adam_step"):
+        return
+    named = {(place.file, place.path): name for name, place in tensors.steps.items()}
+    theirs = of_each(donor, tensors.theirs)
+    for place in own:
+        name = named.get((place.file, place.path), "")
+        sources = [s for way in tensors.origins.get(name, ()) for s in way.sources if s in theirs]
+        values = {theirs[source].value for source in sources}
+        if name not in tensors.fresh:
+            yield place, values.pop() if len(values) == 1 else _one(donor, "adam_step")
 
 
 LENGTHS = ("warmup", "decay")

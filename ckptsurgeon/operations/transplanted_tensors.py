@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cached_property
 
 from ckptsurgeon.errors import SurgeryError, first_few
-from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.formats import Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import HasHeads, SavesWeightsTwice
 from ckptsurgeon.formats.fields.values import NUMBER
 from ckptsurgeon.formats.places.json_beside import transformers_config
@@ -33,10 +33,11 @@ from ckptsurgeon.formats.tensors.row_order import (
     turned_in_one_order,
 )
 from ckptsurgeon.operations.computed_changes import refuse_other_states, refuse_second_copies
-from ckptsurgeon.operations.numbered_parameters import of_each, order_in, with_names
+from ckptsurgeon.operations.numbered_parameters import order_in, order_of_each, with_names
 from ckptsurgeon.operations.parameter_names import PAGE, Names, Origin, Size
 from ckptsurgeon.operations.refusals import Refusals
 from ckptsurgeon.operations.transplanted_bytes import HELD, Stretches, joined
+from ckptsurgeon.operations.transplanted_steps import MOMENT, of_each
 from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.run.run import Run
 
@@ -74,7 +75,7 @@ class Tensors:
         self.their_order: list[str] = []
         """And in the source."""
         with refusals.of():
-            self.order, self.their_order = of_each(order, own, theirs)
+            self.order, self.their_order = order_of_each(order, own, theirs)
         if alike:
             self.order = self.order or order_in(donor)
             self.their_order = self.their_order or order_in(checkpoint)
@@ -121,6 +122,11 @@ class Tensors:
             known = [named, with_names(self._donor, theirs, self.their_order)]
         return known[0], known[1]
 
+    @cached_property
+    def steps(self) -> dict[str, Place]:
+        """The place of Adam's step of each parameter here that has one for itself."""
+        return of_each(self._checkpoint, self.own)
+
     @property
     def called(self) -> dict[str, str]:
         """What a parameter here is called in the source; of what is fused, the first."""
@@ -133,8 +139,11 @@ class Tensors:
 
     def sentences(self) -> list[str]:
         """What is not filled, and what is not taken."""
+        lone = [n for n in self.fresh if n in self.steps or MOMENT not in self.own[n]]
         said = {
-            "not in the source, and left as its trainer made it, but for Adam's step": self.fresh,
+            "not in the source, and left as its trainer made it": lone,
+            "not in the source, and left as its trainer made it, but for Adam's step, which is "
+            "one for all": [name for name in self.fresh if name not in lone],
             "larger here, and the rows after those of the source are left as its trainer made "
             "them": _rows(self.grown),
             "smaller here, and the rows after those are left behind": _rows(self.cut),

@@ -241,6 +241,37 @@ def test_a_larger_vocabulary_keeps_its_new_rows(tmp_path: Path) -> None:
         assert same(rows[12:], fresh["embed.weight"][state].reshape(20, 8)[12:])
 
 
+def adam_steps(root: Path) -> dict[int, float]:
+    """Of a step without ZeRO, by the number of the parameter."""
+    file = root / f"global_step{STEP}" / "mp_rank_00_model_states.pt"
+    states = torch.load(file, weights_only=False)["optimizer"]["state"]
+    return {number: float(state["step"]) for number, state in states.items()}
+
+
+def test_new_parameters_keep_their_own_step_where_there_is_one_for_each(tmp_path: Path) -> None:
+    """And a step of such a run is a source with a step for each."""
+    deeper = Options(stage=0, model="deeper")
+    source = saved(tmp_path / "source", Options(stage=0))
+    run, next = (saved(tmp_path / name, deeper, steps=1) for name in ("run", "next"))
+    order = tmp_path / "order.txt"
+    names = [f"{i}.weight" for i in (0, 2, 3)]
+    order.write_text("\n".join([*names, "0.bias", "1.weight", "1.bias", "2.bias", "3.bias"]))
+    (said, *_) = transplanted(run, source, order=str(order)).warnings
+    assert said == "not in the source, and left as its trainer made it: 3.weight, 3.bias"
+    assert adam_steps(run) == {i: 1.0 if i in (2, 7) else STEP for i in range(8)}
+    held = resume(run, deeper, 1)
+    assert held["steps"] == [1, STEP]
+    assert transplanted(next, run, order=str(order)).promise is not None
+    assert adam_steps(next) == adam_steps(run)
+    zero = saved(tmp_path / "zero", Options(stage=1, model="deeper"), steps=1)
+    (said, *_) = transplanted(zero, source, order=str(order)).warnings
+    assert said.endswith("but for Adam's step, which is one for all: 3.weight, 3.bias")
+    assert resume(zero, Options(stage=1, model="deeper"), 1)["steps"] == [STEP]
+    last = saved(tmp_path / "last", Options(stage=1, model="deeper"), steps=1)
+    transplanted(last, run, order=str(order))  # whose steps are 6 and 1
+    assert resume(last, Options(stage=1, model="deeper"), 1)["steps"] == [STEP]
+
+
 def test_a_smaller_vocabulary_leaves_rows_behind_and_says_so(tmp_path: Path) -> None:
     """Trainers pad it to a multiple of their ranks."""
     source = saved(tmp_path / "source", Options(stage=2, model="more words"), 2)
