@@ -13,7 +13,8 @@ MAX_RECORD = 512 << 20
 """Bytes of a receipt, a journal or a plan: the longest known, of 10,000 shards, have a tenth."""
 
 MAX_POINTER = 1 << 20
-PIECE = 64 << 20
+PIECE = 1 << 16
+"""Bytes by which a file may have grown, or of one whose size the kernel does not say."""
 
 
 @contextmanager
@@ -39,13 +40,16 @@ def read(path: Path, most: int, *, follow: bool = True) -> bytes:
 
 
 def of(descriptor: int, path: Path, most: int) -> bytes:
-    """All bytes of the file at `path` that was opened, as `read` gives them."""
+    """All bytes of the file at `path` that was opened, as `read` gives them; in memory once, where
+    the kernel gives them in one piece."""
     pieces, left = [], most + 1
-    if os.fstat(descriptor).st_size <= most:
+    rest = os.fstat(descriptor).st_size
+    if rest <= most:
         try:
-            while left and (piece := os.read(descriptor, min(left, PIECE))):
+            while left and (piece := os.read(descriptor, min(left, rest + PIECE))):
                 pieces.append(piece)
                 left -= len(piece)
+                rest = max(rest - len(piece), 0)
         except OSError as error:
             error.filename = str(path)
             raise
