@@ -23,7 +23,7 @@ help:
 	@echo "make venv     .venv with everything, by constraints.txt"
 	@echo "make test     lint, types, import contracts, and the whole test suite"
 	@echo "make test-formats  checkpoints of other libraries, which it installs"
-	@echo "make test-cluster  jobs of a real SLURM, which it installs (Debian, root)"
+	@echo "make test-cluster  workers of Dask, and jobs of a real SLURM, which it installs (Debian, root)"
 	@echo "make drift    the same with the newest releases of those libraries, in an environment of its own"
 	@echo "make torch-headers  of the oldest and newest torch (220 MB); make test then compiles with them"
 	@echo "make demo     a run diverges, is operated on, and recovers (CPU, minutes)"
@@ -108,7 +108,11 @@ drift: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.optimizers
 torch-headers: venv
 	$(PY) -m tests.train.kernels.torch_headers
 
-test-cluster: venv
+$(VENV)/.cluster: $(VENV)/.complete constraints-cluster.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check -r constraints-cluster.txt
+	touch $@
+
+test-cluster: $(VENV)/.cluster
 	PATH="$$PATH:/usr/sbin" command -v slurmctld > /dev/null || apt-get install --yes --quiet slurm-wlm munge
 	$(PY) -m pytest -m cluster
 

@@ -11,6 +11,7 @@ SurgeryError                     exit 1   failed or refused; the run is exactly 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ckptsurgeon.hints import Hint, command, text
 
@@ -46,10 +47,22 @@ class SurgeryError(Exception):
         self.untouched = untouched
         self.hints: tuple[Hint, ...] = (next,) if isinstance(next, Hint) else tuple(next)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process may raise it."""
+        return _raised_elsewhere, (type(self), self.args, self.__dict__)
+
     @property
     def next(self) -> tuple[str, ...]:
         """The hints as lines that can be typed where the failed command was."""
         return tuple(map(text, self.hints))
+
+
+def _raised_elsewhere(
+    kind: type[SurgeryError], args: tuple[Any, ...], state: dict[str, Any]
+) -> SurgeryError:
+    made = kind.__new__(kind, *args)
+    made.__dict__.update(state)
+    return made
 
 
 class UsageError(SurgeryError):

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon import report
+from ckptsurgeon.cli.on import On, workers
 from ckptsurgeon.cli.options import Common, Jobs
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.hints import Again, Hint, command
+from ckptsurgeon.hints import Again, Hint, again, command
 from ckptsurgeon.operations.completion import saved_steps
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def diff(
         bool, typer.Option("--tensors", help="Compare every element of every tensor too.")
     ] = False,
     jobs: Jobs = 8,
+    on: On = None,
     *,
     common: Common,
 ) -> None:
@@ -96,12 +98,14 @@ def diff(
                 command("diff", "--receipt", "ID"),
             ),
         )
+    if on is not None and not tensors:
+        raise UsageError("--on belongs to --tensors", next=again("--tensors"))
     quiet = common.quiet or common.as_json or not tensors
     with report.Progress(sys.stderr, quiet=quiet) as progress:
         if receipt is not None:
-            found = of_receipt(
-                common.open_run(), receipt, tensors=tensors, jobs=jobs, progress=progress
-            )
+            run = common.open_run()
+            with workers(on, jobs, [run.root]) as readers:
+                found = of_receipt(run, receipt, tensors=tensors, jobs=readers, progress=progress)
         else:
             assert a is not None and b is not None
             here = _here(common)
@@ -111,7 +115,8 @@ def diff(
             except UsageError as error:  # neither side is offered the other's step
                 error.hints = tuple(hint for hint in error.hints if not _same(hint, a, b))
                 raise
-            found = compare(*sides, tensors=tensors, jobs=jobs, progress=progress)
+            with workers(on, jobs, [side.run.root for side in sides]) as readers:
+                found = compare(*sides, tensors=tensors, jobs=readers, progress=progress)
     common.answer(lambda: report.diff(found, common.style), lambda: report.diff_json(found))
     if not found.same:
         raise typer.Exit(DIFFERENT)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon import report
+from ckptsurgeon.cli.on import On, workers
 from ckptsurgeon.cli.options import Common, Jobs
 from ckptsurgeon.errors import (
     DamagedFile,
@@ -145,6 +146,7 @@ def verify(
         ),
     ] = None,
     jobs: Jobs = 8,
+    on: On = None,
     log: Annotated[
         Path | None,
         typer.Option(
@@ -183,8 +185,13 @@ def verify(
 
     run = common.open_run()
     quiet = common.quiet or common.as_json or (level < 3 and against is None)
-    with report.Progress(sys.stderr, quiet=quiet) as progress:
-        result = look.verify(run, step, level=level, against=against, jobs=jobs, progress=progress)
+    with (
+        report.Progress(sys.stderr, quiet=quiet) as progress,
+        workers(on, jobs, [run.root]) as readers,
+    ):
+        result = look.verify(
+            run, step, level=level, against=against, jobs=readers, progress=progress
+        )
     remedy: Hint = command("doctor", why="what helps")
     if any(each.differs for each in result.since) and against is not None:
         remedy = command("rollback", "--to", against, why="then relaunch with all of that step")
@@ -215,6 +222,7 @@ def doctor(
         ),
     ] = None,
     jobs: Jobs = 8,
+    on: On = None,
     *,
     common: Common,
 ) -> None:
@@ -234,8 +242,9 @@ def doctor(
     from ckptsurgeon.look.finding import Finding
     from ckptsurgeon.look.vitals.vitals import examine
 
-    if against is not None and not vitals:
-        raise UsageError("--against belongs to --vitals", next=again("--vitals"))
+    if (against is not None or on is not None) and not vitals:
+        option = "--on" if against is None else "--against"
+        raise UsageError(f"{option} belongs to --vitals", next=again("--vitals"))
     run = common.open_run()
     diagnoses = diagnose(run)
     seen = None
@@ -243,7 +252,8 @@ def doctor(
         check = command("verify", "--level", "4", why="all that is wrong with the step")
         with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
             try:
-                seen = examine(run, against=against, jobs=jobs, progress=progress)
+                with workers(on, jobs, [run.root]) as readers:
+                    seen = examine(run, against=against, jobs=readers, progress=progress)
                 diagnoses += [Finding(fact, check) for fact in seen.facts]
             except UsageError:
                 raise

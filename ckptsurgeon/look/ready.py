@@ -114,7 +114,7 @@ def _cold(run: Run, step: int, jobs: int, progress: Progress | None) -> Iterable
     if not before:
         return
     look = command("verify", step, "--after", before[-1], why="all that the two steps say")
-    for verdict in held(run, step, before[-1], threads=jobs, progress=progress):
+    for verdict in held(run, step, before[-1], workers=jobs, progress=progress):
         if verdict.differs:
             yield Finding(
                 f"step {step} does not go on from step {before[-1]}: {verdict.text}", look

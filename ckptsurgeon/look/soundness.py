@@ -9,10 +9,10 @@ import importlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import integrity
@@ -26,6 +26,7 @@ from ckptsurgeon.formats.fields.constants import ODD, SAFE, TORCH
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.transaction import crc32
+from ckptsurgeon.workers import Workers, at_work
 
 if TYPE_CHECKING:
     from ckptsurgeon.look.vitals.facts import Values
@@ -60,6 +61,10 @@ class Shard:
     findings: list[str] = field(default_factory=list)
     no_crc: int = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without its archive: another process reads that itself."""
+        return {**self.__dict__, "archive": None}
+
     @property
     def where(self) -> str:
         """What a finding names."""
@@ -87,7 +92,7 @@ def check(
     level: int,
     *,
     receipts: Sequence[Receipt] = (),
-    jobs: int = 8,
+    jobs: Workers = 8,
     progress: Progress | None = None,
 ) -> Soundness:
     """All findings about the saved `step` of `run`, up to `level`. Damaged shards are left out of
@@ -130,7 +135,7 @@ def check(
     if level >= VALUES:
         from ckptsurgeon.look.vitals import facts
 
-        out.values = facts.read(out.checkpoint, sources, receipts, threads=jobs, progress=progress)
+        out.values = facts.read(out.checkpoint, sources, receipts, workers=jobs, progress=progress)
         out.findings += facts.findings(out.values)
     return out
 
@@ -171,14 +176,12 @@ def _inspected(
     shards: Sequence[Shard],
     checkpoint: Checkpoint | None,
     level: int,
-    jobs: int,
+    jobs: Workers,
     progress: Progress | None,
 ) -> Iterator[Shard]:
     """The shards, and then the archives inside larger files that are there, with what is wrong with
     each. There may be millions of those: no more than BATCH are in memory unless the caller keeps
     them."""
-    from concurrent.futures import ThreadPoolExecutor
-
     there = cache(Path.exists)
 
     def inside() -> Iterator[Blob]:
@@ -188,13 +191,19 @@ def _inspected(
     total = len(shards) + sum(1 for _ in inside()) if progress is not None else 0
     waiting = chain(shards, (Shard(blob.file, blob) for blob in inside()))
     done = 0
-    with ThreadPoolExecutor(jobs) as pool:
+    with at_work(jobs, BATCH) as pool:
         while batch := list(islice(waiting, BATCH)):
-            for _ in pool.map(lambda shard: inspect(shard, level), batch):
+            for shard, seen in zip(batch, pool.map(partial(_seen, level), batch), strict=True):
+                shard.findings, shard.no_crc = seen.findings, seen.no_crc
                 done += 1
                 if progress is not None:
                     progress("verify", done, total)
             yield from batch
+
+
+def _seen(level: int, shard: Shard) -> Shard:
+    inspect(shard, level)
+    return shard
 
 
 # --- one file ------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import receipt_file, set_aside, standing, with_caveats
+from ckptsurgeon.workers import Workers
 
 if TYPE_CHECKING:
     from ckptsurgeon.look.resumed.verdict import Verdict
@@ -64,7 +65,7 @@ def verify(
     *,
     level: int = soundness.MEANING,
     against: int | None = None,
-    jobs: int = 8,
+    jobs: Workers = 8,
     progress: Progress | None = None,
 ) -> Verification:
     """Read-only check: pointers, the shards up to `level` of `soundness`, the promise of the last
@@ -153,7 +154,7 @@ def _since(
     run: Run,
     checkpoint: Checkpoint,
     against: int | None,
-    jobs: int,
+    jobs: Workers,
     progress: Progress | None,
 ) -> list[Verdict]:
     """What an earlier step says of this one: `against`, or the counters of the one before."""
@@ -172,7 +173,7 @@ def _since(
         except (SurgeryError, *ODD):  # what is wrong with the other step is not wrong with this
             return [Verdict("", NOT_COMPARED, f"step {earlier[-1]}, which can't be read")]
     before = run.checkpoint(against)
-    return resumed(run, checkpoint, before, receipts, threads=jobs, progress=progress)
+    return resumed(run, checkpoint, before, receipts, workers=jobs, progress=progress)
 
 
 def _broken_promise(run: Run, actual: Promise, whole: bool) -> list[Finding]:

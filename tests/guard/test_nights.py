@@ -160,7 +160,7 @@ HEALTHY: list[dict[str, object]] = [
     {"clip_grad": 0.1},
     {"weight_decay": 0.0},
     {"skip_grad_norm": 1.5},
-    {"eval_interval": 50, "split": "9,1,0"},
+    {"adam_eps": 1e-6, "sgd_momentum": 0.5},
     {"seed": 77},
     {"save_interval": 37, "log_interval": 1},
     {"async_save": True, "keep_last": 2},

@@ -57,6 +57,7 @@ class Archive:
     def __init__(self, path: Path, start: int, where: str) -> None:
         """Of use only once its records are read: `open` is the way to make one."""
         self.path, self.start, self.where = path, start, where
+        self._length: int | None = None
         self._tree: Any = None
         self._globals: frozenset[str] = frozenset()
         self._scan: Scan | None = None
@@ -70,6 +71,7 @@ class Archive:
         if it can't be opened."""
         where = str(path) if length is None else f"{path}, from byte {start} on"
         archive = cls(path, start, where)
+        archive._length = length
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             archive._read_records(descriptor, length)
@@ -82,6 +84,11 @@ class Archive:
             what = f"{TORCHSCRIPT} makes this a TorchScript program"
             raise DamagedFile(archive.where, entry.offset, what)
         return archive
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process reads it anew, and refuses a file that has changed since."""
+        seen = self.status.st_size, self.status.st_mtime_ns
+        return _elsewhere, (type(self), self.path, self.start, self._length, seen)
 
     def _read_records(self, descriptor: int, length: int | None) -> None:
         self.status = os.fstat(descriptor)
@@ -134,7 +141,7 @@ class Archive:
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if _identity(os.fstat(descriptor)) != _identity(self.status):
-                raise SurgeryError(f"{self.path} changed while it was read", next="try again")
+                raise _changed(self.path)
             yield descriptor
         finally:
             os.close(descriptor)
@@ -352,6 +359,20 @@ class Archive:
                 f"{self.path}: a value of dtype {dtype} can't be read",
                 next="save the checkpoint again with a newer torch",
             ) from None
+
+
+def _elsewhere(
+    kind: type[Archive], path: Path, start: int, length: int | None, seen: tuple[int, int]
+) -> Archive:
+    """Of another host, which numbers files in its own way."""
+    archive = kind.open(path, start, length)
+    if (archive.status.st_size, archive.status.st_mtime_ns) != seen:
+        raise _changed(path)
+    return archive
+
+
+def _changed(path: Path) -> SurgeryError:
+    return SurgeryError(f"{path} changed while it was read", next="try again")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:

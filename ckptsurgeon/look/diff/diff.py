@@ -22,6 +22,7 @@ from ckptsurgeon.look.diff.versions import Version
 from ckptsurgeon.plans.edits import ABSENT, AnyChange, Aside, Change, NewText, Rewrite
 from ckptsurgeon.plans.edits import Content as NewBytes
 from ckptsurgeon.progress import Progress
+from ckptsurgeon.workers import Workers
 
 SMALL = 1 << 20
 """Bytes of a pointer that are read."""
@@ -61,7 +62,7 @@ def diff(
     other: Side,
     *,
     tensors: bool = False,
-    jobs: int = 8,
+    jobs: Workers = 8,
     progress: Progress | None = None,
 ) -> Diff:
     """Two saved steps, or two runs with all their steps. Of one step and a run, the run's latest
@@ -83,7 +84,7 @@ def diff(
 # --- two steps -----------------------------------------------------------------------------------
 
 
-def _steps(found: _Found, one: Side, other: Side, jobs: int, progress: Progress | None) -> None:
+def _steps(found: _Found, one: Side, other: Side, jobs: Workers, progress: Progress | None) -> None:
     assert one.step is not None and other.step is not None
     ones, others = one.files(), other.files()
     if layouts.cut(ones) != layouts.cut(others):
@@ -111,7 +112,7 @@ def _meanings(found: _Found, one: Checkpoint, other: Checkpoint) -> None:
     found.not_compared += [left] if left else []
 
 
-def _add(found: _Found, difference: Difference, jobs: int, progress: Progress | None) -> None:
+def _add(found: _Found, difference: Difference, jobs: Workers, progress: Progress | None) -> None:
     if found.tensors is None:
         return
     of_tensors.of_twins(found.tensors, difference, jobs, progress)
@@ -120,7 +121,7 @@ def _add(found: _Found, difference: Difference, jobs: int, progress: Progress | 
 # --- two runs ------------------------------------------------------------------------------------
 
 
-def _runs(found: _Found, one: Side, other: Side, jobs: int, progress: Progress | None) -> None:
+def _runs(found: _Found, one: Side, other: Side, jobs: Workers, progress: Progress | None) -> None:
     mine, its = one.run.steps(), other.run.steps()
     for step in sorted({*mine, *its}):
         if step not in its:

@@ -32,6 +32,7 @@ from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.home import EVENTS, in_attic
 from ckptsurgeon.transaction.kept import rewritten, saved_again
 from ckptsurgeon.transaction.receipts import numbered, standing, taken_back
+from ckptsurgeon.workers import Workers
 
 
 @collector_paused()
@@ -40,7 +41,7 @@ def of_receipt(
     id: str,
     *,
     tensors: bool = False,
-    jobs: int = 8,
+    jobs: Workers = 8,
     progress: Progress | None = None,
 ) -> Diff:
     """What surgery `id` changed, read from the files as they were and as they are; of pointers and

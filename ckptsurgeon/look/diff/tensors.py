@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ckptsurgeon.formats.tensors.strips import contiguous
 from ckptsurgeon.look.diff.files import Difference, Twin
 from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.progress import Progress
+from ckptsurgeon.workers import Workers, at_work
 
 PART = 1 << 18
 """Elements that are compared at once."""
@@ -53,7 +53,7 @@ class Tensors:
 
 
 def of_twins(
-    out: Tensors, difference: Difference, jobs: int = 8, progress: Progress | None = None
+    out: Tensors, difference: Difference, jobs: Workers = 8, progress: Progress | None = None
 ) -> None:
     """Add the tensors of files that both sides have."""
     for file, path, one, other in difference.reshaped:
@@ -63,7 +63,7 @@ def of_twins(
         else:
             out.reshaped.append((name, one, other))
     twins = difference.twins
-    with ThreadPoolExecutor(max(1, min(jobs, len(twins)))) as pool:
+    with at_work(jobs, len(twins)) as pool:
         for done, found in enumerate(pool.map(_twin, twins), 1):
             if found is None:
                 out.identical += 1

@@ -14,6 +14,7 @@ from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
+from ckptsurgeon.workers import Workers
 
 
 def resumed(
@@ -22,7 +23,7 @@ def resumed(
     before: Checkpoint,
     receipts: Sequence[Receipt],
     *,
-    threads: int = 8,
+    workers: Workers = 8,
     progress: Progress | None = None,
 ) -> list[Verdict]:
     """Counters, data, rate and every tensor of `now`, held against those of `before`. `receipts`
@@ -32,7 +33,7 @@ def resumed(
         counters.counted(now, before, receipts),
         counters.of_the_data(now, before, receipts),
         counters.of_the_rate(run, now, before, receipts),
-        *tensors.compared(now, before, receipts, rate, threads=threads, progress=progress),
+        *tensors.compared(now, before, receipts, rate, workers=workers, progress=progress),
     ]
 
 
@@ -66,13 +67,13 @@ def first_save(
 
 
 def held(
-    run: Run, step: int, before: int, *, threads: int = 8, progress: Progress | None = None
+    run: Run, step: int, before: int, *, workers: Workers = 8, progress: Progress | None = None
 ) -> list[Verdict]:
     """Every verdict on `step` that the earlier one allows. What can't be read is not compared."""
     try:
         now, old = run.checkpoint(step), run.checkpoint(before)
         receipts = standing(run.receipts())
-        return resumed(run, now, old, receipts, threads=threads, progress=progress)
+        return resumed(run, now, old, receipts, workers=workers, progress=progress)
     except (SurgeryError, *ODD) as error:
         why = error.what if isinstance(error, SurgeryError) else f"{type(error).__name__}"
         return [Verdict("", NOT_COMPARED, why)]

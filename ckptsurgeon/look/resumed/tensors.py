@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from ckptsurgeon.look.vitals.jobs import Planner, Range, Source, strips_of
 from ckptsurgeon.look.vitals.reader import BLOCK, Reader
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
+from ckptsurgeon.workers import Workers, at_work
 
 MOVED = ("weights of", "master of", "beta")
 """How further fields of changes begin after which tensors can't be compared."""
@@ -72,7 +72,7 @@ def compared(
     receipts: Sequence[Receipt],
     rate: float | None,
     *,
-    threads: int = 8,
+    workers: Workers = 8,
     progress: Progress | None = None,
 ) -> list[Verdict]:
     """All verdicts on tensors. `rate` is the highest of the updates in between, if known. Raises
@@ -91,7 +91,7 @@ def compared(
     pairs, lost = aligned(now, before)
     out += _parameters(now, before, pairs, lost)
     jobs = list(_jobs(now, before, pairs, (Planner(mine), Planner(its)), rate))
-    readings = _read(jobs, threads, progress)
+    readings = _read(jobs, workers, progress)
     return [*out, *_of_moments(readings, before), *_of_weights(readings, before, rate)]
 
 
@@ -151,13 +151,13 @@ def _jobs(
         yield Job(pair.now.parameter, pair.now.numel, mine, its, law, movement, made != 0)
 
 
-def _read(jobs: Sequence[Job], threads: int, progress: Progress | None) -> list[Reading]:
+def _read(jobs: Sequence[Job], workers: Workers, progress: Progress | None) -> list[Reading]:
     files: dict[Path, list[Job]] = {}
     for job in jobs:
         files.setdefault(job.file, []).append(job)
     out: list[Reading] = []
-    with ThreadPoolExecutor(max(1, min(threads, len(files)))) as pool:
-        for done, found in enumerate(pool.map(_file, files.values()), 1):
+    with at_work(workers, len(files)) as pool:
+        for done, found in enumerate(pool.map(_file, [*files.values()]), 1):
             out += found
             if progress is not None:
                 progress("compare", done, len(files))

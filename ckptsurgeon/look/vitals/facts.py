@@ -18,6 +18,7 @@ from ckptsurgeon.look.vitals.scan import scan
 from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
+from ckptsurgeon.workers import Workers
 
 SHOWN = 3
 """Parameters that one finding names."""
@@ -59,7 +60,7 @@ def read(
     sources: Sequence[Source],
     receipts: Sequence[Receipt],
     *,
-    threads: int = 8,
+    workers: Workers = 8,
     observe: bool = False,
     progress: Progress | None = None,
 ) -> Values:
@@ -67,7 +68,7 @@ def read(
     step = 0 if checkpoint is None else checkpoint.step
     edits = () if checkpoint is None else bound.betas_edited(receipts, step, _adam_step(checkpoint))
     found = jobs(checkpoint, sources, edits)
-    readings = scan(found, threads=threads, observe=observe, progress=progress)
+    readings = scan(found, workers=workers, observe=observe, progress=progress)
     synced = {
         match[1]
         for receipt in receipts

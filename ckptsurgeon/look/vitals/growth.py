@@ -13,6 +13,7 @@ from ckptsurgeon.look.vitals.observations import Observation
 from ckptsurgeon.look.vitals.reading import Reading
 from ckptsurgeon.look.vitals.scan import scan
 from ckptsurgeon.progress import Progress
+from ckptsurgeon.workers import Workers
 
 WEIGHTS, MASTER = ("weights", ""), ("master",)
 """Kinds of elements; masters count where nothing else is kept under the parameter's name."""
@@ -46,7 +47,7 @@ def since(
     before: Checkpoint,
     sources: Sequence[Source],
     *,
-    threads: int = 8,
+    workers: Workers = 8,
     progress: Progress | None = None,
 ) -> tuple[list[Growth], list[str]]:
     """The growth of every parameter that both steps have, the most grown first, and a sentence on
@@ -60,7 +61,7 @@ def since(
         ranges = [item for item in job.ranges if item.kind in kinds.get(job.parameter, ())]
         if ranges:
             found.append(replace(job, ranges=tuple(ranges), coded={}, limit=None))
-    earlier = _sums(scan(found, threads=threads, progress=progress), kinds)
+    earlier = _sums(scan(found, workers=workers, progress=progress), kinds)
     out, apart = [], []
     for parameter, (count, squares) in _sums(mine, kinds).items():
         other = earlier.get(parameter)

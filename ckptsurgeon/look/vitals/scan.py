@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from ckptsurgeon.formats import MOMENTS, Adam
@@ -18,29 +18,29 @@ from ckptsurgeon.look.vitals.jobs import Job, by_file
 from ckptsurgeon.look.vitals.reader import BLOCK, Reader
 from ckptsurgeon.look.vitals.reading import TINY, Numbers, Pair, Reading
 from ckptsurgeon.progress import Progress
+from ckptsurgeon.workers import Workers, at_work
 
 
 def scan(
     jobs: Sequence[Job],
     *,
-    threads: int = 8,
+    workers: Workers = 8,
     observe: bool = False,
     progress: Progress | None = None,
 ) -> list[Reading]:
     """What is read of each job, those of one file in the order of its bytes. With `observe` also
     what only `doctor` says. Raises SurgeryError for a file that changed or is cut short."""
-    files = list(by_file(jobs))
+    files = [mine for _, mine in by_file(jobs)]
     out: list[Reading] = []
-    with ThreadPoolExecutor(max(1, min(threads, len(files)))) as pool:
-        tasks = pool.map(lambda item: _file(item[1], observe), files)
-        for done, readings in enumerate(tasks, 1):
+    with at_work(workers, len(files)) as pool:
+        for done, readings in enumerate(pool.map(partial(_file, observe), files), 1):
             out += readings
             if progress is not None:
                 progress("values", done, len(files))
     return out
 
 
-def _file(jobs: list[Job], observe: bool) -> list[Reading]:
+def _file(observe: bool, jobs: list[Job]) -> list[Reading]:
     with contextlib.ExitStack() as stack:
         reader = Reader(stack)
         return [_job(job, reader, observe) for job in jobs]

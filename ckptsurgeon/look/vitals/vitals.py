@@ -19,6 +19,7 @@ from ckptsurgeon.look.vitals.observations import Observation, Sign
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
+from ckptsurgeon.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,11 @@ def examine(
     step: int | None = None,
     *,
     against: int | None = None,
-    jobs: int = 8,
+    jobs: Workers = 8,
     progress: Progress | None = None,
 ) -> Vitals:
     """The signs of `step`, by default the latest: every float of its shards is read once, by up to
-    `jobs` threads, and of the earlier step `against` the weights. Raises SurgeryError for a step
+    `jobs` workers, and of the earlier step `against` the weights. Raises SurgeryError for a step
     that is not there, incomplete or damaged, UsageError for a later one to compare with."""
     checkpoint = run.checkpoint(run.latest() if step is None else step)
     before = None if against is None else run.checkpoint(against)
@@ -64,7 +65,7 @@ def examine(
         checkpoint,
         sources(checkpoint),
         standing(run.receipts()),
-        threads=jobs,
+        workers=jobs,
         observe=True,
         progress=progress,
     )
@@ -73,7 +74,7 @@ def examine(
     grown: list[Growth] = []
     if before is not None:
         grown, apart = growth.since(
-            values.readings, before, sources(before), threads=jobs, progress=progress
+            values.readings, before, sources(before), workers=jobs, progress=progress
         )
         unusual += growth.observations(grown, before.step)
         not_compared += apart

@@ -1,0 +1,119 @@
+"""--on SCHEDULER: the workers of a Dask cluster read what a long pass reads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.hints import again, shell
+from ckptsurgeon.version import VERSION
+
+if TYPE_CHECKING:
+    from ckptsurgeon.workers import Workers
+
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="SCHEDULER",
+        help="Workers of this Dask scheduler read: its address, or its file (docs/cluster.md).",
+    ),
+]
+ANSWER_S = 20
+"""Seconds in which the scheduler and a first worker must answer."""
+LOST_S = 30
+"""Seconds without any worker after which a pass fails."""
+RETRIES = 3
+"""How often a job is done anew whose worker is lost, as in Dask's own `allowed-failures`."""
+
+
+@contextmanager
+def workers(on: str | None, jobs: int, folders: Sequence[Path]) -> Iterator[Workers]:
+    """`jobs` threads of this process, or those workers. Raises UsageError where none answers, where
+    one has another version of this package or sees other `folders`; SurgeryError where workers are
+    lost again and again."""
+    if on is None:
+        yield jobs
+        return
+    try:
+        from distributed import CancelledError, Client, KilledWorker
+        from distributed.comm import CommClosedError
+    except ImportError:
+        raise UsageError(
+            "--on needs Dask, which is not installed",
+            next=shell(["pip", "install", "ckptsurgeon[cluster]"]),
+        ) from None
+    given = {"scheduler_file": on} if Path(on).is_file() else {"address": on}
+    try:
+        client = Client(**given, timeout=ANSWER_S, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"no Dask scheduler answers at {on}: {error}", next=_without()) from None
+    with client:
+        _refuse_unlike(client, on, folders)
+        ended = threading.Event()
+        watch = threading.Thread(target=_watch, args=(client, ended), daemon=True)
+        watch.start()
+        try:
+            yield client.get_executor(retries=RETRIES)
+        except (KilledWorker, CommClosedError, CancelledError) as error:
+            raise SurgeryError(
+                f"the workers of {on} are lost: {type(error).__name__}", next=(again(), _without())
+            ) from None
+        finally:
+            ended.set()
+            watch.join()
+
+
+def _watch(client: Any, ended: threading.Event) -> None:
+    """Give up where no worker is left for LOST_S: Dask waits for others for ever."""
+    since = time.monotonic()
+    while not ended.wait(1):
+        if client.scheduler_info()["workers"]:
+            since = time.monotonic()
+        elif time.monotonic() - since > LOST_S:
+            client.close(timeout=1)
+            return
+
+
+def _without() -> Any:
+    return again(without=["--on"], why="reads with threads of this process")
+
+
+def _refuse_unlike(client: Any, on: str, folders: Sequence[Path]) -> None:
+    try:
+        client.wait_for_workers(1, timeout=ANSWER_S)
+    except TimeoutError:
+        raise UsageError(f"the Dask scheduler at {on} has no worker", next=_without()) from None
+    mine = [_seen(folder) for folder in folders]
+    found = client.run(_told, [str(folder.resolve()) for folder in folders], on_error="return")
+    for worker, told in sorted(found.items()):
+        if not isinstance(told, tuple) or told[0] != VERSION:
+            other = f"has {told[0]}" if isinstance(told, tuple) else f"can't tell: {told}"
+            raise UsageError(
+                f"the worker {worker} {other}; ckptsurgeon is {VERSION} here",
+                next=shell(["pip", "install", f"ckptsurgeon=={VERSION}"], why="on its host"),
+            )
+        for folder, here, there in zip(folders, mine, told[1], strict=True):
+            if here != there:
+                raise UsageError(
+                    f"the worker {worker} does not see {folder} as it is here", next=_without()
+                )
+
+
+def _told(folders: Sequence[str]) -> tuple[str, list[list[str]]]:
+    """Asked on each worker."""
+    return VERSION, [_seen(Path(folder)) for folder in folders]
+
+
+def _seen(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        return [type(error).__name__]

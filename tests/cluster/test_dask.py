@@ -1,0 +1,179 @@
+"""Workers of a Dask cluster read a run: the same words as alone, whoever of them dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Trained
+from tests.support.launch import ON_CPU, REPO
+
+pytestmark = pytest.mark.cluster
+SLOW = REPO / "tests/cluster/slow_jobs.py"
+
+
+class Dask:
+    """A scheduler and its workers, as processes of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "scheduler.json"
+        self._folder = folder
+        self._started = [self._start("scheduler", "--port", 0, "--no-dashboard")]
+        self.workers: list[subprocess.Popen[str]] = []
+
+    def add(self, *more: object, **environment: str) -> None:
+        """One worker more."""
+        words = ["--nthreads", 1, "--no-nanny", "--no-dashboard", "--local-directory", self._folder]
+        worker = self._start("worker", *words, *more, **environment)
+        self.workers.append(worker)
+        self._started.append(worker)
+
+    def _start(self, *words: object, **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "distributed.cli.dask_" + str(words[0]), *words[1:]]
+        command += ["--scheduler-file", self.file]
+        with (self._folder / "said").open("a") as said:
+            return subprocess.Popen(
+                list(map(str, command)), cwd=self._folder, stdout=said, stderr=said, text=True,
+                env={**os.environ, **ON_CPU, "PYTHONPATH": path(), **environment},
+            )  # fmt: skip
+
+    def end(self) -> None:
+        """All of them are gone."""
+        for process in reversed(self._started):
+            process.kill()
+            process.wait()
+
+
+def path() -> str:
+    return os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
+
+
+@pytest.fixture
+def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dask]:
+    """A scheduler without a worker."""
+    pytest.importorskip("distributed")
+    made = Dask(tmp_path_factory.mktemp("dask"))
+    try:
+        for _ in range(300):
+            if made.file.exists():
+                break
+            time.sleep(0.1)
+        yield made
+    finally:
+        made.end()
+
+
+def surgeon(*words: object) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptsurgeon", *map(str, words)],
+        cwd=REPO, env={**os.environ, "PYTHONPATH": path()}, capture_output=True, text=True,
+        check=False, timeout=200,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+WORDS = (
+    ("verify", "--level", 3),
+    ("verify", "--level", 4),
+    ("verify", "8", "--after", 6),
+    ("doctor", "--vitals"),
+    ("diff", "6", "8", "--tensors"),
+)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_so_many_workers_say_what_one_process_says(
+    dask: Dask, trained: Trained, count: int
+) -> None:
+    root = trained(ranks=2)
+    for _ in range(count):
+        dask.add()
+    for words in WORDS:
+        alone = surgeon(*words, "--json", "-C", root)
+        assert surgeon(*words, "--json", "-C", root, "--on", dask.file) == alone
+        assert json.loads(alone[1])["schema"] == 1
+
+
+def test_workers_that_die_cost_the_jobs_that_they_had(
+    dask: Dask, trained: Trained, tmp_path: Path
+) -> None:
+    root = trained(ranks=2)
+    words = ("verify", "--level", 4, "--json", "-C", root)
+    alone = surgeon(*words)
+    for _ in range(3):
+        jobs = tmp_path / f"jobs-{len(dask.workers)}"
+        jobs.mkdir()
+        for _ in range(2):
+            dask.add("--preload", SLOW, JOBS=str(jobs))
+        victims: list[int] = []
+
+        def kill() -> None:
+            for _ in range(600):
+                if found := [*jobs.iterdir()]:  # noqa: B023
+                    victims.append(int(found[0].name))  # noqa: B023
+                    os.kill(victims[0], signal.SIGKILL)  # noqa: B023
+                    return
+                time.sleep(0.05)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        code, said, error = surgeon(*words, "--on", dask.file)
+        killer.join()
+        assert victims and (code, said) == alone[:2], error
+        assert len([*jobs.iterdir()]) == 2, "the other one did its jobs, too"
+        for worker in dask.workers:
+            worker.kill()
+            worker.wait()
+
+
+def test_without_any_worker_left_it_fails_and_says_so(
+    dask: Dask, trained: Trained, tmp_path: Path
+) -> None:
+    root = trained()
+    dask.add("--preload", SLOW, JOBS=str(tmp_path))
+
+    def kill() -> None:
+        while not [*tmp_path.glob("[0-9]*")]:
+            time.sleep(0.05)
+        dask.workers[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    code, _, error = surgeon("verify", "--level", 4, "-C", root, "--on", dask.file)
+    killer.join()
+    assert code == 1 and f"error: the workers of {dask.file} are lost" in error, error
+    assert f"verify --level 4 -C {root}    reads with threads of this process" in error
+
+
+def test_a_worker_of_another_version_is_refused(
+    dask: Dask, trained: Trained, tmp_path: Path
+) -> None:
+    """As none at all is."""
+    root = trained()
+    code, _, error = surgeon("verify", "--level", 3, "-C", root, "--on", dask.file)
+    assert code == 2 and "has no worker" in error
+    older = tmp_path / "ckptsurgeon"
+    subprocess.run(["cp", "-r", REPO / "ckptsurgeon", older], check=True)
+    (older / "version.py").write_text('VERSION = "0.9"\n')
+    dask.add(PYTHONPATH=os.pathsep.join([str(tmp_path), path()]))
+    code, _, error = surgeon("verify", "--level", 3, "-C", root, "--on", dask.file)
+    assert code == 2 and "has 0.9; ckptsurgeon is" in error, error
+    assert "next: pip install ckptsurgeon==" in error
+
+
+def test_a_scheduler_that_does_not_answer_is_refused(trained: Trained) -> None:
+    pytest.importorskip("distributed")
+    root = trained()
+    code, _, error = surgeon("verify", "--level", 3, "-C", root, "--on", "tcp://127.0.0.1:1")
+    assert code == 2 and "no Dask scheduler answers at tcp://127.0.0.1:1" in error
+    code, _, error = surgeon("doctor", "-C", root, "--on", "tcp://127.0.0.1:1")
+    assert code == 2 and "--on belongs to --vitals" in error
