@@ -43,7 +43,7 @@ def workers(on: str | None, jobs: int, folders: Sequence[Path]) -> Iterator[Work
         yield jobs
         return
     try:
-        from distributed import CancelledError, Client, KilledWorker
+        from distributed import Client, KilledWorker
         from distributed.comm import CommClosedError
     except ImportError:
         raise UsageError(
@@ -57,27 +57,30 @@ def workers(on: str | None, jobs: int, folders: Sequence[Path]) -> Iterator[Work
         raise UsageError(f"no Dask scheduler answers at {on}: {error}", next=_without()) from None
     with client:
         _refuse_unlike(client, on, folders)
-        ended = threading.Event()
-        watch = threading.Thread(target=_watch, args=(client, ended), daemon=True)
+        ended, lost = threading.Event(), threading.Event()
+        watch = threading.Thread(target=_watch, args=(client, ended, lost), daemon=True)
         watch.start()
         try:
             yield client.get_executor(retries=RETRIES)
-        except (KilledWorker, CommClosedError, CancelledError) as error:
+        except Exception as error:
+            if not lost.is_set() and not isinstance(error, (KilledWorker, CommClosedError)):
+                raise
             raise SurgeryError(
-                f"the workers of {on} are lost: {type(error).__name__}", next=(again(), _without())
+                f"the workers of {on} are lost", next=(again(), _without())
             ) from None
         finally:
             ended.set()
             watch.join()
 
 
-def _watch(client: Any, ended: threading.Event) -> None:
+def _watch(client: Any, ended: threading.Event, lost: threading.Event) -> None:
     """Give up where no worker is left for LOST_S: Dask waits for others for ever."""
     since = time.monotonic()
     while not ended.wait(1):
         if client.scheduler_info()["workers"]:
             since = time.monotonic()
         elif time.monotonic() - since > LOST_S:
+            lost.set()
             client.close(timeout=1)
             return
 
