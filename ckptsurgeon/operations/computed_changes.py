@@ -9,6 +9,7 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import expressions
 from ckptsurgeon.files.dtypes import ITEM_BYTES
+from ckptsurgeon.files.pickles.tree import Object
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.formats.optimizers.roles import ROLES
@@ -64,6 +65,22 @@ def refuse_other_states(checkpoint: Checkpoint, next: Hint, stays: Collection[st
             raise SurgeryError(
                 f"{each.file.name}: {known.name} keeps {', '.join(more)} beside the two moments, "
                 "and that would stay as it is",
+                next=next,
+            )
+
+
+def refuse_codes(checkpoint: Checkpoint, next: Hint) -> None:
+    """Raise SurgeryError where an optimizer keeps moments in another way than as tensors of numbers
+    by their names, as those of 8 bits do: they are no parts, and would be passed over."""
+    for each in checkpoint.state_dicts():
+        codes = [key for key in each.state if key in NUMBERED]
+        for kind in MOMENTS:
+            places = each.state.get(kind, ())
+            codes += [kind] if any(isinstance(p.value, (Object, Mapping)) for p in places) else []
+        if codes:
+            raise SurgeryError(
+                f"{each.file.name}: {recognise(each, checkpoint.known).name} keeps its moments in "
+                f"{', '.join(codes)}, as codes of fewer bits do, which are neither read nor filled",
                 next=next,
             )
 

@@ -32,7 +32,11 @@ from ckptsurgeon.formats.tensors.row_order import (
     in_one_order,
     turned_in_one_order,
 )
-from ckptsurgeon.operations.computed_changes import refuse_other_states, refuse_second_copies
+from ckptsurgeon.operations.computed_changes import (
+    refuse_codes,
+    refuse_other_states,
+    refuse_second_copies,
+)
 from ckptsurgeon.operations.numbered_parameters import order_in, order_of_each, with_names
 from ckptsurgeon.operations.parameter_names import PAGE, Names, Origin, Size
 from ckptsurgeon.operations.refusals import Refusals
@@ -67,6 +71,7 @@ class Tensors:
         for each in (checkpoint, donor):
             with refusals.of():
                 refuse_other_states(each, next="transplant between optimizers of the same states")
+                refuse_codes(each, next="transplant between optimizers of 32 bits")
         own, theirs = _parts(checkpoint), _parts(donor)
         with refusals.of():
             refuse_second_copies(run, checkpoint, own)
