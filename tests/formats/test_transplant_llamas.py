@@ -1,6 +1,6 @@
 """A Llama goes on in another library: transformers' Trainer; torchtitan, which turns pairs of rows
 and may fuse its projections; Megatron-core, which fuses them and the gate, and cuts them over
-tensor ranks. Run by `make test-formats`."""
+tensor ranks or its layers over stages. Run by `make test-formats`."""
 
 from __future__ import annotations
 
@@ -28,23 +28,27 @@ pytestmark = [
 STEP, MORE = 4, 5
 TORCHTITAN, MEGATRON = "llama-huggingface-torchtitan", "llama-huggingface-megatron"
 FSDP, ENGINES = "hugging_face-fsdp", tuple(f"hugging_face-zero-{stage}" for stage in (1, 2, 3))
+CUT = {"tensor-megatron": "--tensor", "staged-megatron": "--stages"}
+"""Those that two ranks share, and how."""
 LIBRARIES = (
-    "hugging_face", FSDP, *ENGINES, "titan", "fused-titan", "megatron", "tensor-megatron",
+    "hugging_face", FSDP, *ENGINES, "titan", "fused-titan", "megatron", *CUT,
 )  # fmt: skip
 PAGES = {
     "hugging_face": {"titan": TORCHTITAN, "fused-titan": TORCHTITAN, "megatron": MEGATRON,
-                     "tensor-megatron": MEGATRON, FSDP: "", **dict.fromkeys(ENGINES, "")},
+                     **dict.fromkeys(CUT, MEGATRON), FSDP: "", **dict.fromkeys(ENGINES, "")},
     FSDP: {"titan": TORCHTITAN, ENGINES[2]: ""},
     ENGINES[0]: {"fused-titan": TORCHTITAN},
     ENGINES[2]: {"tensor-megatron": MEGATRON},
     "titan": {"fused-titan": "torchtitan-fused"},
     "megatron": {"tensor-megatron": ""},
+    "staged-megatron": {"tensor-megatron": ""},
 }  # fmt: skip
 """The page between two libraries, which is read in both directions."""
 MOVES = [
-    *(pair for b in ("titan", "fused-titan", "megatron", "tensor-megatron", FSDP)
+    *(pair for b in ("titan", "fused-titan", "megatron", *CUT, FSDP)
       for pair in (("hugging_face", b), (b, "hugging_face"))),
     ("titan", "fused-titan"), ("fused-titan", "titan"), ("tensor-megatron", "megatron"),
+    ("staged-megatron", "tensor-megatron"), ("tensor-megatron", "staged-megatron"),
     (FSDP, "titan"), ("hugging_face", ENGINES[0]), (ENGINES[1], "hugging_face"),
     (ENGINES[2], FSDP), ("fused-titan", ENGINES[0]), ("tensor-megatron", ENGINES[2]),
 ]  # fmt: skip
@@ -58,8 +62,9 @@ def train(library: str, root: Path, stop: int, *more: str) -> dict[int, float]:
     """To step `stop`, from where the library resumes: the loss of each update."""
     words, ranks = ["tests.support.llamas", library], 1
     if library.endswith("megatron"):
-        words, ranks = ["tests.support.megatron_llama"], 2 if library != "megatron" else 1
-        more = (*more, "--tensor", str(ranks))
+        words = ["tests.support.megatron_llama"]
+        if library in CUT:
+            ranks, more = 2, (*more, CUT[library], "2")
     environment = {"PYTHONWARNINGS": "ignore"}
     if library == FSDP:
         environment["ACCELERATE_USE_CPU"], ranks = "true", 2

@@ -28,6 +28,7 @@ SHAPE = {
 
 def model(args: argparse.Namespace) -> tuple[Any, Any]:
     """The core's config, and its own model."""
+    from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
     from megatron.core.transformer import TransformerConfig
 
@@ -38,29 +39,54 @@ def model(args: argparse.Namespace) -> tuple[Any, Any]:
         normalization="RMSNorm", layernorm_epsilon=1e-5, add_bias_linear=False,
         gated_linear_unit=True, activation_func=torch.nn.functional.silu,
         tensor_model_parallel_size=args.tensor_model_parallel_size,
+        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        pipeline_dtype=torch.float32,
     )  # fmt: skip
     spec = gpt_layer_specs.get_gpt_layer_local_spec(normalization="RMSNorm")
     return config, GPTModel(
         config, spec, vocab_size=llamas.TOKENS, max_sequence_length=64,
         position_embedding_type="rope", rotary_base=int(llamas.THETA),
         share_embeddings_and_output_weights=False, parallel_output=False,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
     )  # fmt: skip
 
 
 def update(ddp: Any, optimizer: Any, scheduler: Any, step: int) -> float:
+    """One update, of each stage in turn; the loss."""
+    from megatron.core import parallel_state
+
     ddp.zero_grad_buffer()
     optimizer.zero_grad()
     words = llamas.tokens(step)
     positions = torch.arange(words.shape[1]).expand_as(words)
+    first, last = ddp.module.pre_process, ddp.module.post_process
+    between = torch.zeros(words.shape[1], words.shape[0], llamas.HIDDEN, requires_grad=not first)
+    if not first:
+        dist.recv(between.detach(), parallel_state.get_pipeline_model_parallel_prev_rank())
+        ddp.module.set_input_tensor([between])
     out = ddp(words, positions, None)
-    loss = torch.nn.functional.cross_entropy(
-        out[:, :-1].flatten(0, 1).float(), words[:, 1:].flatten()
-    )
-    optimizer.scale_loss(loss).backward()
+    loss = torch.zeros(())
+    if last:
+        loss = torch.nn.functional.cross_entropy(
+            out[:, :-1].flatten(0, 1).float(), words[:, 1:].flatten()
+        )
+        optimizer.scale_loss(loss).backward()
+    else:
+        following = parallel_state.get_pipeline_model_parallel_next_rank()
+        dist.send(out.detach().contiguous(), following)
+        dist.recv(between, following)
+        out.backward(between)
+    if not first:
+        assert between.grad is not None
+        dist.send(between.grad, parallel_state.get_pipeline_model_parallel_prev_rank())
     ddp.finish_grad_sync()
     optimizer.step()
     scheduler.step(llamas.BATCH)
-    return float(loss)
+    told = loss.detach().clone()
+    if not (first and last):
+        dist.broadcast(told, dist.get_world_size() - 1)
+    return float(told)
 
 
 def train(root: Path, stop: int, args: argparse.Namespace) -> dict[int, float]:
@@ -95,12 +121,13 @@ def main() -> None:
     words.add_argument("stop", type=int)
     words.add_argument("--seed", type=int, default=1234)
     words.add_argument("--tensor", dest="tensor_model_parallel_size", type=int, default=1)
+    words.add_argument("--stages", dest="pipeline_model_parallel_size", type=int, default=1)
     args = words.parse_args()
     root, stop = args.root, args.stop
     del args.root, args.stop
     ranks = int(os.environ.get("WORLD_SIZE", 1))
-    args.data_parallel_size = ranks // args.tensor_model_parallel_size
-    args.pipeline_model_parallel_size = args.expert_model_parallel_size = 1
+    model_ranks = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+    args.data_parallel_size, args.expert_model_parallel_size = ranks // model_ranks, 1
     vars(args).update(
         SHAPE, group_query_attention=True, global_batch_size=llamas.BATCH, clip_grad=0.0,
         hysteresis=2, sharding="fully_reshardable", use_distributed_optimizer=True, fp16=False,
@@ -115,7 +142,9 @@ def main() -> None:
     from megatron.core import parallel_state
 
     with cpu_rank():
-        parallel_state.initialize_model_parallel(args.tensor_model_parallel_size)
+        parallel_state.initialize_model_parallel(
+            args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+        )
         seen = train(root, stop, args)
         if dist.get_rank() == 0:
             print(json.dumps(seen))
