@@ -21,6 +21,7 @@ from ckptsurgeon.look.resumed.verdict import AGREES, DIFFERS
 from tests.conftest import Trained
 from tests.support import cut_parts, deepspeed_engine
 from tests.support.deepspeed_engine import Options
+from tests.support.launch import launch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of DeepSpeed's stage 3
 BETAS = [(0.9, 0.95), (0.9, 0.999), (0.8, 0.99), (0.0, 0.9), (0.95, 0.95)]
@@ -352,3 +353,18 @@ def test_the_bundled_trainer_goes_on(trained: Trained) -> None:
         seen = verdicts(root, step, before)
         assert set(seen.values()) == {AGREES}
         assert {"Adam's counter", "data", "lr", "moments", "parameters", "weights"} == {*seen}
+
+
+@pytest.mark.slow
+def test_two_ranks_that_load_each_others_moments_are_seen(trained: Trained) -> None:
+    """A shard of the other rank has the right sizes, and nothing is printed."""
+    root = trained(ranks=2, zero=1)
+    shards = sorted((root / "global_step8").glob("*optim_states.pt"))
+    assert len(shards) == 2
+    contents = [shard.read_bytes() for shard in shards]
+    for shard, content in zip(shards, reversed(contents), strict=True):
+        shard.write_bytes(content)
+    launch(f"--config={root / 'train.yaml'}", "train_iters=9", "save_interval=1", ranks=2)
+    for shard, content in zip(shards, contents, strict=True):
+        shard.write_bytes(content)
+    assert verdicts(root, 9, 8)["moments"] == DIFFERS
