@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.hints import again, shell
+from ckptsurgeon.hints import Hint, again, shell
 from ckptsurgeon.version import VERSION
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ ANSWER_S = 20
 """Seconds in which the scheduler and a first worker must answer."""
 LOST_S = 30
 """Seconds without any worker after which a pass fails."""
+ADDRESS = re.compile(r"([a-z]+://)?[^/\s]+:\d+")
 RETRIES = 3
 """How often a job is done anew whose worker is lost, as in Dask's own `allowed-failures`."""
 
@@ -51,10 +53,12 @@ def workers(on: str | None, jobs: int, folders: Sequence[Path]) -> Iterator[Work
             next=shell(["pip", "install", "ckptsurgeon[cluster]"]),
         ) from None
     given = {"scheduler_file": on} if Path(on).is_file() else {"address": on}
+    if "address" in given and not ADDRESS.fullmatch(on):
+        raise UsageError(f"--on {on} is no file, and no address", next=_without(on))
     try:
         client = Client(**given, timeout=ANSWER_S, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"no Dask scheduler answers at {on}: {error}", next=_without()) from None
+        raise UsageError(f"no Dask scheduler answers at {on}: {error}", next=_without(on)) from None
     with client:
         _refuse_unlike(client, on, folders)
         ended, lost = threading.Event(), threading.Event()
@@ -66,7 +70,7 @@ def workers(on: str | None, jobs: int, folders: Sequence[Path]) -> Iterator[Work
             if not lost.is_set() and not isinstance(error, (KilledWorker, CommClosedError)):
                 raise
             raise SurgeryError(
-                f"the workers of {on} are lost", next=(again(), _without())
+                f"the workers of {on} are lost", next=(again(), _without(on))
             ) from None
         finally:
             ended.set()
@@ -85,15 +89,15 @@ def _watch(client: Any, ended: threading.Event, lost: threading.Event) -> None:
             return
 
 
-def _without() -> Any:
-    return again(without=["--on"], why="reads with threads of this process")
+def _without(on: str) -> Hint:
+    return again(without=["--on", on], why="reads with threads of this process")
 
 
 def _refuse_unlike(client: Any, on: str, folders: Sequence[Path]) -> None:
     try:
         client.wait_for_workers(1, timeout=ANSWER_S)
     except TimeoutError:
-        raise UsageError(f"the Dask scheduler at {on} has no worker", next=_without()) from None
+        raise UsageError(f"the Dask scheduler at {on} has no worker", next=_without(on)) from None
     mine = [_seen(folder) for folder in folders]
     found = client.run(_told, [str(folder.resolve()) for folder in folders], on_error="return")
     for worker, told in sorted(found.items()):
@@ -106,7 +110,7 @@ def _refuse_unlike(client: Any, on: str, folders: Sequence[Path]) -> None:
         for folder, here, there in zip(folders, mine, told[1], strict=True):
             if here != there:
                 raise UsageError(
-                    f"the worker {worker} does not see {folder} as it is here", next=_without()
+                    f"the worker {worker} does not see {folder} as it is here", next=_without(on)
                 )
 
 

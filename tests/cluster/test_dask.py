@@ -152,7 +152,7 @@ def test_without_any_worker_left_it_fails_and_says_so(
     killer.join()
     assert code == 1 and f"error: the workers of {dask.file} are lost" in error, error
     (alone,) = [line for line in error.splitlines() if "reads with threads of this" in line]
-    assert "verify --level 4" in alone and "--on" not in alone
+    assert "verify --level 4" in alone and str(dask.file) not in alone
 
 
 def test_a_worker_of_another_version_is_refused(
@@ -176,5 +176,7 @@ def test_a_scheduler_that_does_not_answer_is_refused(trained: Trained) -> None:
     root = trained()
     code, _, error = surgeon("verify", "--level", 3, "-C", root, "--on", "tcp://127.0.0.1:1")
     assert code == 2 and "no Dask scheduler answers at tcp://127.0.0.1:1" in error
+    code, _, error = surgeon("verify", "--level", 3, "-C", root, "--on", "dask.json")
+    assert code == 2 and "--on dask.json is no file, and no address" in error
     code, _, error = surgeon("doctor", "-C", root, "--on", "tcp://127.0.0.1:1")
     assert code == 2 and "--on belongs to --vitals" in error
