@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-Workers: TypeAlias = int | Executor
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+T = TypeVar("T")
+R = TypeVar("R")
+Workers: TypeAlias = "int | Executor"
 """The number of threads, or an executor, whose workers may be processes of other hosts: a job and
 what it gives are pickled, it reads the files by their paths, and it may be done twice."""
 
@@ -21,11 +25,22 @@ def _frozen(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
 copyreg.pickle(MappingProxyType, lambda mapping: (_frozen, (dict(mapping),)))
 
 
+class Mapped(Protocol):
+    """The signature of `map`."""
+
+    def __call__(self, function: Callable[[T], R], jobs: Sequence[T], /) -> Iterator[R]: ...
+
+
 @contextmanager
-def at_work(workers: Workers, jobs: int) -> Iterator[Executor]:
-    """The executor of so many jobs. Threads end with it; the caller's goes on."""
-    if isinstance(workers, int):
-        with ThreadPoolExecutor(max(1, min(workers, jobs))) as pool:
-            yield pool
+def at_work(workers: Workers, jobs: int) -> Iterator[Mapped]:
+    """What calls a function for each of so many jobs, in their order. Threads end with it, and a
+    single one is this one; the executor of a caller goes on."""
+    if not isinstance(workers, int):
+        yield workers.map
+    elif min(workers, jobs) <= 1:
+        yield map
     else:
-        yield workers
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(min(workers, jobs)) as pool:
+            yield pool.map

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 NAMES, CONTAINER, MEANING, CRC, VALUES = range(5)
 CHUNK = 1 << 19
 """Bytes that are read at once: what `jobs` threads hold in memory is a small multiple of them."""
+FEW = 4
+"""Files whose descriptions are read by one thread: more of them cost more than they save."""
 BATCH = 4096
 """Archives that are read before what is wrong with them is told."""
 
@@ -191,9 +193,10 @@ def _inspected(
     total = len(shards) + sum(1 for _ in inside()) if progress is not None else 0
     waiting = chain(shards, (Shard(blob.file, blob) for blob in inside()))
     done = 0
-    with at_work(jobs, BATCH) as pool:
+    few = level < CRC and len([*islice(chain(shards, inside()), FEW + 1)]) <= FEW
+    with at_work(1 if few and isinstance(jobs, int) else jobs, BATCH) as mapped:
         while batch := list(islice(waiting, BATCH)):
-            for shard, seen in zip(batch, pool.map(partial(_seen, level), batch), strict=True):
+            for shard, seen in zip(batch, mapped(partial(_seen, level), batch), strict=True):
                 shard.findings, shard.no_crc = seen.findings, seen.no_crc
                 done += 1
                 if progress is not None:

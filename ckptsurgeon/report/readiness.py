@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.hints import apart, text
-from ckptsurgeon.report.document import SCHEMA
 from ckptsurgeon.report.style import GREEN, RED, Style, clean
 
 if TYPE_CHECKING:
@@ -28,6 +27,8 @@ def ready(seen: Readiness, style: Style) -> str:
 
 def ready_json(seen: Readiness) -> dict[str, Any]:
     """The document of `ready`."""
+    from ckptsurgeon.report.document import SCHEMA
+
     command, comment = apart(seen.next) if seen.found else (None, None)
     return {
         "schema": SCHEMA,

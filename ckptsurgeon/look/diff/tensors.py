@@ -63,8 +63,8 @@ def of_twins(
         else:
             out.reshaped.append((name, one, other))
     twins = difference.twins
-    with at_work(jobs, len(twins)) as pool:
-        for done, found in enumerate(pool.map(_twin, twins), 1):
+    with at_work(jobs, len(twins)) as mapped:
+        for done, found in enumerate(mapped(_twin, twins), 1):
             if found is None:
                 out.identical += 1
             else:

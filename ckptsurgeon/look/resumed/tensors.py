@@ -156,8 +156,8 @@ def _read(jobs: Sequence[Job], workers: Workers, progress: Progress | None) -> l
     for job in jobs:
         files.setdefault(job.file, []).append(job)
     out: list[Reading] = []
-    with at_work(workers, len(files)) as pool:
-        for done, found in enumerate(pool.map(_file, [*files.values()]), 1):
+    with at_work(workers, len(files)) as mapped:
+        for done, found in enumerate(mapped(_file, [*files.values()]), 1):
             out += found
             if progress is not None:
                 progress("compare", done, len(files))

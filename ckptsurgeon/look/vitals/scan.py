@@ -32,8 +32,8 @@ def scan(
     what only `doctor` says. Raises SurgeryError for a file that changed or is cut short."""
     files = [mine for _, mine in by_file(jobs)]
     out: list[Reading] = []
-    with at_work(workers, len(files)) as pool:
-        for done, readings in enumerate(pool.map(partial(_file, observe), files), 1):
+    with at_work(workers, len(files)) as mapped:
+        for done, readings in enumerate(mapped(partial(_file, observe), files), 1):
             out += readings
             if progress is not None:
                 progress("values", done, len(files))
