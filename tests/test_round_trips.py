@@ -3,7 +3,9 @@ trip on a network file system. Lower a bound where the code has got below it."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -37,7 +39,15 @@ for root in map(Path, sys.argv[1:]):
 """
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace counts the calls")
+def may_trace() -> bool:
+    """Some containers allow no process to trace another."""
+    if shutil.which("strace") is None:
+        return False
+    command = ["strace", "-f", "--seccomp-bpf", "-qq", "-e", "trace=openat", "-o", os.devnull]
+    return subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not may_trace(), reason="strace counts the calls")
 def test_one_more_shard_takes_no_more_calls_than_before(tmp_path: Path) -> None:
     counted: list[dict[str, Counter[str]]] = []
     roots = [tmp_path / f"shards-{shards}" for shards in (FEW, MANY)]
