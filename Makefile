@@ -17,7 +17,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Containers often set it; each of the hundreds of processes of a test run would compile all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv test test-formats test-cluster drift torch-headers lint nightly demo bench dist clean
+.PHONY: help venv test test-formats test-cluster drift torch-headers lint kernels nightly demo bench dist clean
 
 help:
 	@echo "make venv     .venv with everything, by constraints.txt"
@@ -45,8 +45,13 @@ lint: venv
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-test: lint
+test: venv
+	$(MAKE) --no-print-directory -j2 lint kernels
 	$(PY) -m pytest -m "not slow and not formats and not cluster" $(PARALLEL)
+
+# Where no test waits for them; where they can't be built, the tests say so.
+kernels: venv
+	-XDG_CACHE_HOME=$(CURDIR)/.cache $(PY) -c "from train.kernels.build import build; build()"
 
 $(VENV)/.formats: $(VENV)/.complete
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[formats]'

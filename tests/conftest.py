@@ -71,6 +71,7 @@ LONGEST = (
     "cli/test_examples.py",
     "hostile/test_live_writers.py",
     "hostile/test_swapped_folder.py",
+    "look/test_sound_bytes.py",
     "look/test_soundness.py",
     "faults/test_computed_run.py",
     "formats/test_torch_schedulers.py",

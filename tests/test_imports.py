@@ -138,6 +138,14 @@ def test_a_reader_can_survey_the_rooms(folder: str, most: int) -> None:
     assert len(inside - {Path(folder).name, "__main__"}) <= most
 
 
+def test_no_file_is_longer_than_a_reader_keeps_in_mind() -> None:
+    """400 lines, in what we write by hand."""
+    folders = ("ckptsurgeon", "train", "tests", "bench")
+    paths = [path for folder in folders for path in (REPO / folder).rglob("*.py")]
+    longer = {str(path) for path in paths if len(path.read_text("utf-8").splitlines()) > 400}
+    assert len(paths) > 500 and not longer
+
+
 def test_the_rooms_lie_on_at_most_eleven_layers_with_eight_modules_beside_them() -> None:
     contracts = tomllib.loads((REPO / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     assert len(contracts["contracts"][0]["layers"]) <= 11

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ckptsurgeon.guard import event as events
 from tests.cli.conftest import diverged, surgeon
 
 __all__ = ["diverged", "policy", "surgeon"]
@@ -42,3 +43,7 @@ def own_trainer(root: Path, code: str, **keys: Any) -> None:
     """Make Python code the trainer of the run."""
     wanted = {"relaunch": {"command": [sys.executable, "-c", code], **keys}}
     (root / "ckptsurgeon.yaml").write_text(json.dumps(wanted))
+
+
+def states(root: Path) -> list[str]:
+    return [each.state for each in events.read(root)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -28,7 +27,7 @@ from ckptsurgeon.look.ready import ready
 from tests.cli.conftest import Surgeon, hints
 from tests.conftest import Trained
 from tests.faults.inject import KILLED, Fault, hooked, outcome
-from tests.guard.conftest import Policies, own_trainer, pages
+from tests.guard.conftest import Policies, own_trainer, pages, states
 from tests.support.event_logs import write_log
 from tests.support.launch import REPO
 from tests.support.snapshot import exact_snapshot, snapshot
@@ -36,10 +35,6 @@ from tests.support.snapshot import exact_snapshot, snapshot
 
 def without_watch(root: Path) -> dict[Any, Any]:
     return {name: it for name, it in snapshot(root).items() if ".ckptsurgeon" not in str(name)}
-
-
-def states(root: Path) -> list[str]:
-    return [each.state for each in events.read(root)]
 
 
 # --- advise --------------------------------------------------------------------------------------
@@ -316,109 +311,6 @@ def test_of_two_watches_one_watches(surgeon: Surgeon, trained: Trained) -> None:
     first.communicate()
     assert first.returncode == 143 and not lock.exists()
     assert surgeon("watch", "--once", "-C", root).exit_code == 0
-
-
-# --- for a job -----------------------------------------------------------------------------------
-
-
-def test_a_job_starts_again_as_often_as_the_policy_says(
-    surgeon: Surgeon, trained: Trained, policy: Policies, tmp_path: Path
-) -> None:
-    root = trained()
-    rule = policy(do="apply", max_restarts=2)
-
-    def after(status: int) -> int:
-        return surgeon("watch", rule, "--after", status, "-C", root).exit_code
-
-    assert after(0) == 3 and events.read(root) == []
-    assert [after(9), after(9), after(9)] == [0, 0, 3]
-    assert states(root) == [READY, READY, ASKED]
-    assert pages(tmp_path)[0]["event"]["why"] == "2 starts brought no new step (max_restarts 2)"
-
-
-def test_a_broken_promise_is_not_started_again(
-    surgeon: Surgeon, trained: Trained, policy: Policies, tmp_path: Path
-) -> None:
-    root = trained()
-    said = surgeon("watch", policy(do="apply"), "--after", 4, "-C", root)
-    assert said.exit_code == 3 and "another start would do the same" in said.stdout
-    assert len(pages(tmp_path)) == 1
-
-
-def test_a_torn_save_is_passed_over(surgeon: Surgeon, trained: Trained, policy: Policies) -> None:
-    root = trained()
-    shard = max((root / "global_step8").glob("*"), key=lambda path: path.stat().st_size)
-    os.truncate(shard, 100)
-    said = surgeon("watch", policy(do="apply"), "--after", 137, "-C", root)
-    assert said.exit_code == 0 and "the start was repaired: surgery 0001" in said.stdout
-    assert (root / "latest").read_text() == "global_step6"
-
-
-def test_the_watch_of_a_job_stops_the_trainer_and_leaves_the_rest(
-    surgeon: Surgeon, diverged: Path, policy: Policies
-) -> None:
-    switch = diverged / "stop"
-    code = f"import os, time\nwhile not os.path.exists({str(switch)!r}): time.sleep(0.05)"
-    own_trainer(diverged, code, kill_switch="stop")
-    trainer = subprocess.Popen([sys.executable, "-c", code])
-    rule = policy(do="apply")
-    said = surgeon("watch", rule, "--job", "--pid", trainer.pid, "-C", diverged)
-    assert trainer.wait() == 0 and said.exit_code == 3
-    assert switch.read_text() == "watch 0001\n" and Run.open(diverged).receipts() == []
-    assert surgeon("watch", rule, "--after", 0, "-C", diverged).exit_code == 0
-    assert not switch.exists() and len(Run.open(diverged).receipts()) == 1
-    assert states(diverged) == [READY]
-
-
-# --- the trainer ---------------------------------------------------------------------------------
-
-
-def test_one_that_does_not_end_is_killed_with_all_that_it_started(
-    trained: Trained, tmp_path: Path
-) -> None:
-    run = Run.open(trained())
-    code = (
-        "import signal, subprocess, sys, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "inner = 'import time; time.sleep(600)'\n"
-        "rank = subprocess.Popen([sys.executable, '-c', inner], start_new_session=True)\n"
-        "print(rank.pid, flush=True); time.sleep(600)"
-    )
-    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert trainer.stdout is not None
-    rank = Process.of(int(trainer.stdout.readline()))
-    at = Process.of(trainer.pid)
-    assert rank is not None and at is not None
-    assert Trainer(at, ()).stop(run, Policy(stop_within=0.3), "0001", hung=True) == ""
-    trainer.stdout.close()
-    assert trainer.wait() == -signal.SIGKILL and not rank.runs
-
-
-def test_a_kill_switch_that_a_person_set_stays(surgeon: Surgeon, trained: Trained) -> None:
-    root = trained()
-    own_trainer(root, "pass", kill_switch="stop")
-    (root / "stop").write_text("watch this space")
-    rule = root.parent / "rule.yaml"
-    rule.write_text("watch: {do: apply}")
-    assert surgeon("watch", rule, "--after", 9, "-C", root).exit_code == 0
-    assert (root / "stop").read_text() == "watch this space"
-
-
-def test_a_later_watch_knows_what_an_earlier_one_has_started(trained: Trained) -> None:
-    root = trained()
-    own_trainer(root, "import time; time.sleep(600)")
-    run = Run.open(root)
-    event = events.write(root, events.new(root, "", "the trainer was started"))
-    first = Trainer(None, ())
-    event = first.start(run, event)
-    assert first.now(run) == Process(event.pid, event.born)
-    later = Trainer(None, ())
-    assert later.now(run) is not None, "its number was not kept, its output is open"
-    events.write(root, event)
-    assert Trainer(None, ()).now(run) == Process(event.pid, event.born)
-    assert Trainer(None, ()).stop(run, Policy(stop_within=20), "0001", hung=False) == ""
-    assert first.now(run) is None and Trainer(None, ()).now(run) is None
-    assert first.status() in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 def test_the_first_save_is_held_against_the_step_that_was_loaded(trained: Trained) -> None:

@@ -15,7 +15,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.surgery.check_optimizer import FORMAT
 from tests.support.newest_megatron import beside
-from train import describe_optimizer as described
+from train import optimizer_runs as described
 
 pytestmark = [pytest.mark.formats, pytest.mark.filterwarnings("ignore")]
 

@@ -19,7 +19,7 @@ from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.surgery.check_optimizer import FORMAT
 from tests.support.optimizer_packages import NOT_RUN, PACKAGES, classes
 from tests.support.optimizer_page import DOCUMENT
-from train import describe_optimizer as described
+from train import optimizer_runs as described
 
 pytestmark = [
     pytest.mark.formats,
