@@ -56,10 +56,12 @@ def check_files(root: Path, assumes: Iterable[Fingerprint]) -> Listings:
     listings = {}
     for expected in assumes:
         path = root / expected.file
-        if _is_folder(path):
+        status = _status(path)
+        if status is not None and stat.S_ISDIR(status.st_mode):
             # The names first: a directory that changes in between has another mtime.
             listings[expected.file] = _names(path)
-        _compare(path, expected, whole=True)
+            status = _status(path)
+        _compare(path, status, expected, whole=True)
     return listings
 
 
@@ -73,21 +75,26 @@ def check_files_again(
         ours[os.path.normpath(root / PurePosixPath(name).parent)].add(PurePosixPath(name).name)
     for expected in assumes:
         path = root / expected.file
-        _compare(path, expected, whole=expected.file not in listings)
+        _compare(path, _status(path), expected, whole=expected.file not in listings)
         if expected.file in listings:
             new = _names(path) - ours[os.path.normpath(path)]
             if new != listings[expected.file] - ours[os.path.normpath(path)]:
                 raise SurgeryError(f"{path}: files came or went since the plan", next=AGAIN)
 
 
-def _compare(path: Path, expected: Fingerprint, *, whole: bool) -> None:
+def _status(path: Path) -> os.stat_result | None:
     try:
-        status = path.lstat()
+        return path.lstat()
     except FileNotFoundError:
+        return None
+
+
+def _compare(
+    path: Path, status: os.stat_result | None, expected: Fingerprint, *, whole: bool
+) -> None:
+    if status is None:
         if expected.ino:
-            raise SurgeryError(
-                f"{path} has disappeared since the plan was made", next=AGAIN
-            ) from None
+            raise SurgeryError(f"{path} has disappeared since the plan was made", next=AGAIN)
         return
     if not expected.ino:
         raise SurgeryError(f"{path} exists, but did not when the plan was made", next=AGAIN)

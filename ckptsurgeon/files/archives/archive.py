@@ -198,18 +198,24 @@ class Archive:
 
     def pickle(self) -> bytes:
         """The bytes of data.pkl, checked by their CRC (0 stands for "not computed")."""
+        return self._pickle()[1]
+
+    def _pickle(self) -> tuple[int, bytes]:
         record, start = self.record(PICKLE), self.payload(PICKLE)
         if record.size > MAX_BYTES:
             raise DamagedFile(self.where, start, f"{PICKLE} has {record.size} bytes")
         data = self.read_at(start, record.size)
         if record.crc and zlib.crc32(data) != record.crc:
             raise DamagedFile(self.where, start, f"{PICKLE} does not have its CRC")
-        return data
+        return start, data
 
     def scan(self, *, keep: bool = False) -> Scan:
         """Where the values of data.pkl stand. It is far larger than the tree, so it is kept for
         the next call only on demand."""
-        scanned = self._scan or scan(self.pickle(), where=self.where, base=self.payload(PICKLE))
+        scanned = self._scan
+        if scanned is None:
+            start, data = self._pickle()
+            scanned = scan(data, where=self.where, base=start)
         if keep:
             self._scan = scanned
         return scanned
