@@ -109,8 +109,7 @@ def _inverse(
     for old in receipt.inverse:
         edit = _appended(run, receipt, old) if isinstance(old, Tail) else old
         if isinstance(edit, (Truncate, Append)):
-            _refuse_resized(run, edit)
-            (linked if _has_links(run, edit) else edits).append(edit)
+            (linked if _names(run, edit) > 1 else edits).append(edit)
         elif isinstance(edit, Replace):
             edits.append(replace(edit, kept=edit.kept.replace(staging, attic)))
         elif edit.src not in gone:
@@ -118,12 +117,17 @@ def _inverse(
     return edits, linked
 
 
-def _refuse_resized(run: Run, edit: Truncate | Append) -> None:
-    """By its size alone: the bytes are compared right before the commit."""
+def _names(run: Run, edit: Truncate | Append) -> int:
+    """How many names the file has. Raises SurgeryError if it has another size than the edit needs;
+    the bytes are compared right before the commit."""
     path = run.root / edit.file
+    if not path.is_file():
+        return 0
+    status = path.stat()
     expected = edit.new_size if isinstance(edit, Truncate) else edit.old_size
-    if path.is_file() and path.stat().st_size != expected:
+    if status.st_size != expected:
         assumptions.check_size(path, edit)
+    return status.st_nlink
 
 
 def _appended(run: Run, receipt: Receipt, tail: Tail) -> Append:
@@ -140,11 +144,6 @@ def _appended(run: Run, receipt: Receipt, tail: Tail) -> Append:
         data = file.read(tail.size)
     before = tail.mtime_ns or (run.root / tail.file).stat().st_mtime_ns
     return Append(tail.file, tail.old_size, data, tail.spans, before, tail.new_mtime_ns)
-
-
-def _has_links(run: Run, edit: Truncate | Append) -> bool:
-    path = run.root / edit.file
-    return path.is_file() and path.stat().st_nlink > 1
 
 
 def _tails(run: Run, edits: Sequence[Edit], id: str) -> list[Move]:

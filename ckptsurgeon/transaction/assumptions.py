@@ -178,15 +178,17 @@ def _check_source(root: Path, file: str, content: Content | Link | None) -> None
         raise SurgeryError(f"{root / file} does not exist", next=AGAIN)
     if content is not None and there:
         raise SurgeryError(f"{root / file}: a file is in the way of the staged one", next=AGAIN)
+    sizes: dict[str, int] = {}
     for piece in content.pieces if isinstance(content, Content) else ():
         spans: list[Span | Source | Woven] = [piece] if isinstance(piece, Span) else []
         if isinstance(piece, Computed):
             spans += [source for term in piece.terms for source in term]
         for file, start, end in (read for span in spans for read in span.ranges()):
-            size = _size(root / file)
-            if not 0 <= start <= end <= size:
+            if file not in sizes:
+                sizes[file] = _size(root / file)
+            if not 0 <= start <= end <= sizes[file]:
                 raise SurgeryError(
-                    f"{root / file} has {size} bytes, and the plan reads {start} to {end}",
+                    f"{root / file} has {sizes[file]} bytes, and the plan reads {start} to {end}",
                     next=AGAIN,
                 )
 
