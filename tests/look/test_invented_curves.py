@@ -50,7 +50,7 @@ def test_the_onset_is_within_one_percent_of_nearly_all() -> None:
     sick = [seed for seed in range(930_000, 930_600) if invented(seed).event is not None]
     found = [seed for seed in sick if verdict(seed) == DIVERGED]
     assert len(found) >= 0.99 * len(sick)
-    assert sum(not near(seed) for seed in found) <= 0.025 * len(found)
+    assert sum(not near(seed) for seed in found) <= 0.02 * len(found)
 
 
 def onset(seed: int, shape: Any) -> int:
@@ -68,6 +68,17 @@ def test_a_spike_that_was_over_before_the_loss_broke_does_not_date_it(seed: int)
         return 2.0 * ((t >= 290) & (t < 294)) + 1.5 * (t >= 300)
 
     assert abs(onset(seed, shape) - 300) <= 3
+
+
+@pytest.mark.parametrize("breaks_to", [1.5, math.inf])
+@pytest.mark.parametrize("good", [2, 3, 5])
+def test_a_spike_right_before_the_break_does_not_date_it(good: int, breaks_to: float) -> None:
+    def shape(t: Any) -> Any:
+        spike = 2.0 * ((t >= 293 - good) & (t < 300 - good))
+        return np.where(t >= 300, breaks_to, spike)
+
+    for seed in range(5):
+        assert onset(seed, shape) == 300
 
 
 @pytest.mark.parametrize("seed", range(5))

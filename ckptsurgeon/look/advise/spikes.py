@@ -29,6 +29,8 @@ back at once."""
 NEAR, LATE = 10, 3
 """Points before and after the one at which a rise began by its shape, in which the sign of another
 rule dates it."""
+AGAIN = 2
+"""Points in a row that are good between a spike and the break that follows it at once."""
 LEAST = 4 * SETTLED
 """Points of the loss below which nothing is said by all rules together."""
 AUTO = ("olmo2", "olmo-core", "early", "loss-scale", "cusum", "nan")
@@ -154,6 +156,8 @@ class _Loss:
         malignant = self._malignant(seen, back)
         malignant = malignant if self._lasted(began, end, rise.level, rise.size) else False
         shift = self._shifted(k, rise.level)
+        if back is None and malignant and not shift:
+            sign = replace(sign, step=self._broke(k, rise.level + rise.size / 3))
         return self._spike(sign, back, False if shift else malignant, shift, slow=not near), stop
 
     def sharp(self, own: Sequence[Sign], rises: Sequence[Spike]) -> list[Spike]:
@@ -191,6 +195,8 @@ class _Loss:
                 )
                 malignant = malignant if high and not shift else False
                 end = until if shift else end
+            if back is None and malignant and not shift:
+                sign = replace(sign, step=self._broke(k, bound))
             out.append(self._spike(sign, back, malignant, shift))
         return out
 
@@ -215,6 +221,17 @@ class _Loss:
             (sign,), level, peak if np.isfinite(peak) else None, shift, slow,
             int(self.steps[k + broken[0]]) if len(broken) else None,
         )  # fmt: skip
+
+    def _broke(self, k: int, bound: float) -> int:
+        """The step of the point `k`, or that at which the loss left its course for good, where a
+        spike at `k` was over just before: AGAIN points in a row were good."""
+        import numpy as np
+
+        good = (self.values[k : k + 2 * SETTLED] <= bound).astype(int)
+        over = np.flatnonzero(np.convolve(good, np.ones(AGAIN, int), "valid") == AGAIN)
+        if self.values[k] > bound and len(over):
+            k += int(over[-1]) + AGAIN
+        return int(self.steps[k])
 
     def _lasted(self, k: int, end: int, level: float, size: float) -> bool:
         """Whether what followed the first SETTLED points was high, too, or the log ends there."""
