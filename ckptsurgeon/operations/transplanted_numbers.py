@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
@@ -94,12 +95,17 @@ def _adam_steps(
         return
     named = {(place.file, place.path): name for name, place in tensors.steps.items()}
     theirs = of_each(donor, tensors.theirs)
+
+    @cache
+    def of_all() -> Any:
+        return _one(donor, "adam_step")
+
     for place in own:
         name = named.get((place.file, place.path), "")
         sources = [s for way in tensors.origins.get(name, ()) for s in way.sources if s in theirs]
         values = {theirs[source].value for source in sources}
         if name not in tensors.fresh:
-            yield place, values.pop() if len(values) == 1 else _one(donor, "adam_step")
+            yield place, values.pop() if len(values) == 1 else of_all()
 
 
 LENGTHS = ("warmup", "decay")

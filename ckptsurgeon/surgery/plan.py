@@ -80,7 +80,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     if changes:
         named = next((c.step for c in changes if isinstance(c, NewStep)), step)
         changes += [c for s in sections for c in s.record(run, recipe, named, title)]
-    edits = render(run, checkpoint, changes, id, seen)
+    edits = render(run, checkpoint, changes, id, seen.keys())
     warnings += kept_until_the_next_save(run, step, edits, id)
     assumed = dict.fromkeys([*touched(edits), *seen] if edits else [])
     return Plan(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -34,7 +35,7 @@ def render(
     checkpoint: Checkpoint | None,
     changes: Sequence[AnyChange],
     id: str,
-    assumed: Collection[str] = (),
+    assumed: AbstractSet[str] = frozenset(),
 ) -> list[Edit]:
     """The edits of surgery `id`: shards, event files, pointers, and last the checkpoints that
     leave. So the pointers name a step whose shards are done, and only then do others go.

@@ -205,7 +205,8 @@ def _finished(root: Path, entry: Entry) -> bool:
 def refuse_stale(root: Path, plan: Plan, logs: Sequence[Path] | None = ()) -> assumptions.Listings:
     """Raise when the plan edits what is not the run's, when another surgery was done since it was
     made, or a file of it was changed."""
-    refuse_foreign(root, logs, plan.edits, "the plan", [expected.file for expected in plan.assumes])
+    known = {expected.file for expected in plan.assumes}
+    refuse_foreign(root, logs, plan.edits, "the plan", known)
     _refuse_other_id(root, plan)
     return assumptions.check_files(root, plan.assumes)
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
@@ -39,7 +40,7 @@ def refuse_foreign(
     logs: Sequence[Path] | None,
     edits: Sequence[Edit | Tail],
     where: str,
-    known: Collection[str] = (),
+    known: AbstractSet[str] = frozenset(),
 ) -> None:
     """Raise SurgeryError for an edit of what is not the run's. `where` says what has the edits;
     `known` are the files that the plan has fingerprinted, which may be read anywhere.

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from bench.transplant import ranks
+from ckptsurgeon.formats import Place
+from ckptsurgeon.formats.fields.columns import Column
 from ckptsurgeon.logs.tensorboard.crc32c import masked
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.transaction.kept import document
 from ckptsurgeon.transaction.receipts import contents, records
+from tests.cli.conftest import Surgeon
 from tests.support.counted import counted, linear
 from tests.support.tiny_run import GROUP, LAMBDA_LR, make_run, write_torch_file
 
@@ -187,3 +191,29 @@ def _loss(step: int, wall: float) -> bytes:
     summary = b"\x0a" + bytes([len(value)]) + value
     number = bytes([step & 127 | 128, step >> 7])
     return _double(wall) + b"\x10" + number + b"\x2a" + bytes([len(summary)]) + summary
+
+
+@pytest.mark.slow
+def test_a_transplant_reads_the_places_of_the_source_once_however_many_shards(
+    surgeon: Surgeon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters without a step of their own take that of the source, which is looked up once."""
+    reads = 0
+    each = Column.__iter__
+
+    def counting(column: Column) -> Iterator[Place]:
+        nonlocal reads
+        for place in each(column):
+            reads += 1
+            yield place
+
+    monkeypatch.setattr(Column, "__iter__", counting)
+    costs = {}
+    for shards in (25, 50, 100):
+        root, reads = tmp_path / str(shards), 0
+        ranks(root, shards)
+        result = surgeon("transplant", "--from", root / "source", "-n", "-C", root / "run")
+        assert result.exit_code == 0, result.output
+        costs[shards] = reads
+    few, many = (costs[50] - costs[25]) / 25, (costs[100] - costs[50]) / 50
+    assert 0 < many <= 1.5 * few, costs
