@@ -9,7 +9,7 @@ from typing import Any
 from ckptsurgeon.logs.curves import Branch, Curve
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS
 from ckptsurgeon.look.advise.rises import LONG, Rise, cusum, onset, scale
-from ckptsurgeon.look.advise.rules import noise
+from ckptsurgeon.look.advise.rules import Floats, noise
 from ckptsurgeon.look.advise.signs import Sign, signs
 
 PATIENCE = 100
@@ -120,7 +120,7 @@ class _Loss:
         base = start = 0
         scales = scale(self.plain)
         while (rise := cusum(self.plain[base:], start - base, scales)) is not None:
-            spike, end = self._rise(rise, base, own)
+            spike, end = self._rise(rise, base, own, scales[1])
             start = max(end, base + rise.seen + 1)
             if spike is not None:
                 out.append(spike)
@@ -129,9 +129,12 @@ class _Loss:
                     scales = scale(self.plain[base:], self.begun)
         return out
 
-    def _rise(self, rise: Rise, start: int, own: Sequence[Sign]) -> tuple[Spike | None, int]:
+    def _rise(
+        self, rise: Rise, start: int, own: Sequence[Sign], sizes: Floats
+    ) -> tuple[Spike | None, int]:
         """The spike that a rise in `plain` is, and the point at which it ends there; None where it
-        never was as high as matters, over SETTLED points."""
+        never was as high as matters, over SETTLED points. What matters is the least of `sizes`
+        while it lasts: the noise of a steep start is not known before it is over."""
         import numpy as np
 
         began, seen = (int(self.known[start + k]) for k in (rise.begin, rise.seen))
@@ -139,7 +142,8 @@ class _Loss:
         end = len(self.values) if back is None else back
         high = _highest(self.values[began:end])
         stop = int(np.searchsorted(self.known, end))
-        if high < rise.level + rise.size:
+        least = min(rise.size, float(sizes[rise.seen : stop - start].min(initial=np.inf)))
+        if high < rise.level + least:
             return None, stop
         shape = int(self.known[start + onset(self.plain[start:], rise, high)])
         near = [
@@ -154,7 +158,7 @@ class _Loss:
             sign = near[0]
         k = self._point(sign.step)
         malignant = self._malignant(seen, back)
-        malignant = malignant if self._lasted(began, end, rise.level, rise.size) else False
+        malignant = malignant if self._lasted(began, end, rise.level, least) else False
         shift = self._shifted(k, rise.level)
         if back is None and malignant and not shift:
             sign = replace(sign, step=self._broke(k, rise.level + rise.size / 3))
