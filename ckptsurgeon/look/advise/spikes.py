@@ -238,14 +238,20 @@ class _Loss:
         return int(self.steps[k])
 
     def _lasted(self, k: int, end: int, level: float, size: float) -> bool:
-        """Whether what followed the first SETTLED points was high, too, or the log ends there."""
+        """Whether what followed the first SETTLED points was high, too, and half of all points,
+        SETTLED or more, were as high as matters; or the log ends there. Two spikes with good points
+        between them did not last."""
         import numpy as np
 
         after = self.values[k + SETTLED : end]
+        high = int(np.count_nonzero(self.values[k:end] >= level + size))
         return (
             k + 2 * SETTLED > len(self.values)
             or bool(np.isinf(after).any())
-            or _highest(after) >= level + LASTING * size
+            or (
+                _highest(after) >= level + LASTING * size
+                and high >= max(SETTLED, (end - k) / 2)
+            )
         )
 
     def span(self, spike: Spike) -> tuple[int, int]:
