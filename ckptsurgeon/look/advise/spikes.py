@@ -248,10 +248,7 @@ class _Loss:
         return (
             k + 2 * SETTLED > len(self.values)
             or bool(np.isinf(after).any())
-            or (
-                _highest(after) >= level + LASTING * size
-                and high >= max(SETTLED, (end - k) / 2)
-            )
+            or (_highest(after) >= level + LASTING * size and high >= max(SETTLED, (end - k) / 2))
         )
 
     def span(self, spike: Spike) -> tuple[int, int]:
