@@ -104,6 +104,10 @@ AFTER = (
     Command("fork", "fork:fork", "Make a new run from one step, in a directory of its own.", EDITS),
     Command("export", "export:export", "Write the weights of one step as safetensors.", WRITES),
     Command(
+        "draft-format", "draft_format:draft_format",
+        "Draft a description of a trainer that is not known.", (*LOOKS, 130),
+    ),
+    Command(
         "check-format", "check_format:check_format",
         "Try a description of a trainer on a copy of its latest step.", (*LOOKS, 4, 130),
     ),

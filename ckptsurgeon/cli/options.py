@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptsurgeon.cli.usage import PAIR, loose_pairs
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.hints import again
+from ckptsurgeon.hints import TYPED, again
 from ckptsurgeon.report.style import Style
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ class Common:
         """The step that was typed: a number, or the name of a folder of the run, or `latest`."""
         if text is None or NUMBER.fullmatch(text):
             return None if text is None else int(text)
+        if PAIR.fullmatch(text) and (error := loose_pairs(TYPED.get().words)):
+            raise error
         return self.open_run().step(text)
 
     @property

@@ -86,22 +86,30 @@ def from_click(error: Any, words: Sequence[str], known: Collection[str]) -> Usag
 
 def _unexpected(extra: Sequence[str], words: Sequence[str], path: str, help: Hint) -> UsageError:
     """What to say of words that the command at `path` does not take."""
-    pairs = [word for word in words if PAIR.fullmatch(word)]
-    if "--set" in words:
-        loose = [w for w, before in zip(words[1:], words, strict=False)
-                 if w in pairs and before != "--set"]  # fmt: skip
-        typed = [part for word in words for part in (("--set",) if word in loose else ()) + (word,)]
-        if loose:
-            return UsageError(
-                f"{' '.join(loose)}: each KEY=VALUE takes a --set of its own",
-                next=shell(["ckptsurgeon", *typed]),
-            )
+    if error := loose_pairs(words):
+        return error
     what, folder = " ".join(extra), extra[0]
     with contextlib.suppress(OSError):  # a word that is too long for a name
         if len(extra) == 1 and list(words).count(folder) == 1 and Path(folder).is_dir():
             at = list(words).index(folder)
             help = shell(["ckptsurgeon", *words[:at], "-C", folder, *words[at + 1 :]])
     return UsageError(f"`{path}` takes no argument {what}", next=help)
+
+
+def loose_pairs(words: Sequence[str]) -> UsageError | None:
+    """What to say of each KEY=VALUE among `words` that follows the one of a --set; None where none
+    does."""
+    if "--set" not in words:
+        return None
+    loose = [word for word, before in zip(words[1:], words, strict=False)
+             if PAIR.fullmatch(word) and before != "--set"]  # fmt: skip
+    if not loose:
+        return None
+    typed = [part for word in words for part in (("--set",) if word in loose else ()) + (word,)]
+    return UsageError(
+        f"{' '.join(loose)}: each KEY=VALUE takes a --set of its own",
+        next=shell(["ckptsurgeon", *typed]),
+    )
 
 
 def _no_option(error: Any, words: Sequence[str], path: str, help: Hint) -> UsageError:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ckptsurgeon.report.document import relaunch_json as relaunch_json
     from ckptsurgeon.report.document import status_json as status_json
     from ckptsurgeon.report.document import verification_json as verification_json
+    from ckptsurgeon.report.drafts import draft as draft
+    from ckptsurgeon.report.drafts import draft_json as draft_json
+    from ckptsurgeon.report.drafts import draft_page as draft_page
     from ckptsurgeon.report.edits import acts as acts
     from ckptsurgeon.report.format_checks import format_check as format_check
     from ckptsurgeon.report.format_checks import format_check_json as format_check_json
@@ -56,6 +59,7 @@ _PLACES = {
     "differences": "diff diff_json",
     "document": "SCHEMA checkpoint_json diagnoses_json error_json log_json plan_json recovery_json "
     "relaunch_json status_json verification_json",
+    "drafts": "draft draft_json draft_page",
     "edits": "acts",
     "format_checks": "format_check format_check_json",
     "optimizer_checks": "optimizer_check optimizer_check_json",

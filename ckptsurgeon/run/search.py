@@ -23,6 +23,7 @@ SETTINGS = "ckptsurgeon.yaml"
 SHOWN = "name: TEXT, format: NAME or FILE, tensorboard: [DIR], relaunch: {command: [ARG]}"
 """Its keys, as they are written."""
 DESCRIBED = "describes a layout that is not known: docs/described.md"
+DRAFTED = "drafts a page that describes what lies there"
 STEP = re.compile(r"([a-z]*[-_]?step[-_]?|iter[-_]?|[0-9]{2})[0-9]{1,18}", re.IGNORECASE)
 """What a folder is called that looks like a saved step, to whoever wrote the trainer."""
 NUMBERED = re.compile(r"([^0-9]*)[0-9]{1,18}(\.\w+)")
@@ -65,14 +66,14 @@ def refuse_none(here: Path, format: str) -> NoReturn:
     below = _below(here)
     if not below:
         _refuse_unknown_layout(here.parent if STEP.fullmatch(here.name) else here)
-    raise UsageError(
-        f"no training run in {here} or above ({SIGNS})",
-        next=[command("status", run=folder) for folder in below[:3]]
-        or (
-            command("status", run="RUN", why="RUN is the folder that holds the checkpoints"),
-            f"--format torch:PATH=KEYS or --format FILE.yaml    {DESCRIBED}",
-        ),
-    )
+    hints = [command("status", run=folder) for folder in below[:3]] or [
+        command("status", run="RUN", why="RUN is the folder that holds the checkpoints")
+    ]
+    from ckptsurgeon.formats.described.draft import saves
+
+    if not below and any(True for _ in saves(here)):
+        hints.append(command("draft-format", why=DRAFTED))
+    raise UsageError(f"no training run in {here} or above ({SIGNS})", next=hints)
 
 
 def _refuse_other_files(here: Path, format: str) -> None:
@@ -98,20 +99,18 @@ def _refuse_unknown_layout(here: Path) -> None:
     except OSError:
         return
     for file in inside:
-        if file.suffix in TORCH and (named := NUMBERED.fullmatch(file.name)) and file.is_file():
-            path = f"{named[1]}{{step}}{named[2]}"
+        if file.suffix in TORCH and NUMBERED.fullmatch(file.name) and file.is_file():
             raise UsageError(
                 f"{file} may be a saved step, in no layout that is known here",
-                next=f"--format torch:{path}=KEYS, or --format FILE.yaml    {DESCRIBED}",
+                next=command("draft-format", run=here, why=DRAFTED),
             )
     for folder in inside:
         if not STEP.fullmatch(folder.name) or not folder.is_dir():
             continue
-        if files := sorted(path for path in folder.iterdir() if path.suffix in TORCH):
-            path = f"{re.sub(r'[0-9]+', '{step}', folder.name)}/{files[0].name}"
+        if any(path.suffix in TORCH for path in folder.iterdir()):
             raise UsageError(
                 f"{folder} is a saved step in no layout that is known here",
-                next=f"--format torch:{path}=KEYS, or --format FILE.yaml    {DESCRIBED}",
+                next=command("draft-format", run=here, why=DRAFTED),
             )
 
 

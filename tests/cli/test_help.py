@@ -24,7 +24,8 @@ def test_every_command_of_the_design_is_there() -> None:
         "swap-optimizer", "average", "graft", "transplant", "clip-moments", "scale",
         "precision", "sync-replicas",
         "truncate-tb-events", "rename-tb-events",
-        "ready", "relaunch", "watch", "fork", "export", "check-format", "check-optimizer",
+        "ready", "relaunch", "watch", "fork", "export", "draft-format", "check-format",
+        "check-optimizer",
         "compact", "shrink", "prune", "unlock",
     ]  # fmt: skip
 

@@ -65,6 +65,7 @@ def documents(
         "unlock": told("unlock"),
         "export": told("export", 4, "-o", folder / "weights"),
         "fork": told("fork", folder / "branch", "--step", 4, "--copy", "--set", "seed=7"),
+        "draft-format": told("draft-format"),
         "check-format": told("check-format", OPTIMIZERS),
         "check-optimizer": told("check-optimizer", "torch.optim.SGD"),
         "error": told("show", 5),

@@ -21,6 +21,7 @@ def a_recipe(root: Path) -> list[object]:
 
 WRITERS: dict[str, Callable[[Path], list[object]]] = {
     "advise": lambda root: ["advise"],
+    "draft-format": lambda root: ["draft-format"],
     "check-optimizer": lambda root: ["check-optimizer", "torch.optim.NAdam"],
     "plan": a_recipe,
     "relaunch": lambda root: ["relaunch", "--slurm", "--nodes", 1],

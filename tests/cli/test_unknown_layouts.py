@@ -1,11 +1,11 @@
-"""What is no run, or in no layout that is known, is called so, with the format that reads it."""
+"""What is no run, or in no known layout, is called so, and leads to a page that reads it."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from tests.cli.conftest import Surgeon, hints
 from tests.support.tiny_run import GROUP, make_run, write_torch_file
@@ -36,10 +36,7 @@ def test_a_step_of_an_unknown_layout_is_called_so(
     for typed in (step.parent, step):
         refused = surgeon("status", "-C", typed)
         assert f"{step} is a saved step in no layout that is known here" in refused.stderr
-    format = re.search(r"torch:\S+=", refused.stderr)
-    assert format is not None
-    read = surgeon("show", "-C", step.parent, "--format", f"{format[0]}optimizer")
-    assert read.exit_code == 0, read.stderr
+        reads_what_is_drafted(surgeon, refused, tmp_path / f"{typed.name}.yaml", 4)
 
 
 @pytest.mark.parametrize("name", ["checkpoint_8.pt", "iter_8.pth", "epoch8.bin"])
@@ -52,9 +49,29 @@ def test_a_file_of_an_unknown_layout_leads_to_a_format_that_reads_it(
         write_torch_file(path, {"optimizer": {"state": {}, "param_groups": [GROUP]}})
     refused = surgeon("status", "-C", tmp_path)
     assert "in no layout that is known here" in refused.stderr
-    format = re.search(r"torch:\S+=", refused.stderr)
-    assert format is not None
-    read = surgeon("show", "8", "-C", tmp_path, "--format", f"{format[0]}optimizer")
+    reads_what_is_drafted(surgeon, refused, tmp_path / "page.yaml", 8)
+
+
+@pytest.mark.parametrize("name", ["CKPT+ep3/opt.ckpt", "net_a/7/adam.pth", "last.pt"])
+def test_what_looks_like_no_step_leads_to_a_draft_where_torch_saved_something(
+    surgeon: Surgeon, tmp_path: Path, name: str
+) -> None:
+    """As SpeechBrain names its; a folder in which nothing was saved leads to no draft."""
+    file = tmp_path / "run" / name
+    file.parent.mkdir(parents=True)
+    assert "draft-format" not in surgeon("status", "-C", tmp_path / "run").stderr
+    write_torch_file(file, {"adam": {"state": {}, "param_groups": [GROUP]}, "step": 7})
+    refused = surgeon("status", "-C", tmp_path / "run")
+    reads_what_is_drafted(surgeon, refused, tmp_path / "page.yaml", 3 if "ep3" in name else 7)
+
+
+def reads_what_is_drafted(surgeon: Surgeon, refused: Result, page: Path, step: int) -> None:
+    """The last hint of `refused`, typed, makes a page with which the step is read."""
+    assert refused.exit_code == 2
+    words = hints(refused.stderr)[-1]
+    drafted = surgeon(*words, "-o", page)
+    assert drafted.exit_code == 0, drafted.stderr
+    read = surgeon("show", step, *words[:2], "--format", page)
     assert read.exit_code == 0, read.stderr
 
 

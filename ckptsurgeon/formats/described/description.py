@@ -58,6 +58,11 @@ class FilePattern:
         depth = next((i for i, name in enumerate(names) if "{step}" in name), len(names) - 1)
         return self.above(run, file, depth + 1)
 
+    def texts(self, run: Path, file: Path) -> dict[str, str]:
+        """The numbers in the path of a `file` of this pattern, as they are written there."""
+        names = zip(self.parts, file.relative_to(run).parts, strict=True)
+        return {key: text for part, name in names for key, text in (part.texts(name) or {}).items()}
+
     @staticmethod
     def above(run: Path, file: Path, depth: int) -> Path:
         """`file`, or the folder that leads to it, so many names below the run."""

@@ -56,7 +56,7 @@ class Described(DescribedSteps, Paged):
         shards = self._shards(run, step)
         folders = any(pattern.folder for pattern in self.description.last)
         for file in self._texts(run):
-            out[file] = self._text(step, shards[0][2] if shards else {})
+            out[file] = self._text(run, file, step)
         for path, numbers in self._copies(run):
             if path.is_dir() or (path.is_symlink() and folders):
                 out |= self._repeated(run, path, step)
@@ -72,12 +72,27 @@ class Described(DescribedSteps, Paged):
                 out[path] = alike[0]
         return out
 
-    def _text(self, step: int, numbers: Mapping[str, int]) -> str:
-        """What names the step, with the other numbers in its name."""
-        text = self.description.pointer[1] if self.description.pointer else ""
-        for name, number in {**numbers, "step": step}.items():
-            text = text.replace(f"{{{name}}}", str(number))
-        return text
+    def _text(self, run: Path, pointer: Path, step: int) -> str:
+        """What names the step, with the other numbers in its name: written as they are there, as in
+        `model_0000009.pth`, unless the pointer names its own step in another way."""
+        page = self.description
+        out = page.pointer[1] if page.pointer else ""
+        shards = self._shards(run, step)
+        numbers = {name: str(number) for name, number in (shards[0][2] if shards else {}).items()}
+        if shards and self._as_named(run, pointer):
+            numbers |= shards[0][1].texts(run, shards[0][0])
+        for name, number in {"step": str(step), **numbers}.items():
+            out = out.replace(f"{{{name}}}", number)
+        return out
+
+    def _as_named(self, run: Path, pointer: Path) -> bool:
+        """Whether the pointer has the zeros that begin the number in the name of its step; true
+        where that step is not there."""
+        template = self.description.pointer[1] if self.description.pointer else ""
+        written = NamePattern(template.strip()).texts((text(pointer) or "").strip()) or {}
+        shards = self._shards(run, int(written["step"])) if written else []
+        named = shards[0][1].texts(run, shards[0][0]) if shards else {}
+        return named.get("step", written.get("step")) == written.get("step")
 
     def _repeated(self, run: Path, copy: Path, step: int) -> dict[Path, str | Path]:
         """A link to a folder with the folder of the step, or each file of a folder that must be a

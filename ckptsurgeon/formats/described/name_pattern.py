@@ -34,7 +34,12 @@ class NamePattern:
         return (plain[0], plain[-1]) if plain else ("", "")
 
     def numbers(self, name: str) -> dict[str, int] | None:
-        """Those in `name`; None if it is not of this pattern. Where several readings are possible,
+        """Those in `name`; None if it is not of this pattern."""
+        texts = self.texts(name)
+        return None if texts is None else {key: int(text) for key, text in texts.items()}
+
+    def texts(self, name: str) -> dict[str, str] | None:
+        """The numbers in `name` as they are written there. Where several readings are possible,
         what stands first is as long as it can be."""
         begin, end = self._ends
         if not (name.startswith(begin) and name.endswith(end)):
@@ -68,8 +73,6 @@ class NamePattern:
         return [(word + 1, at + len(text), found)] if name.startswith(text, at) else []
 
     @staticmethod
-    def _alike(found: tuple[tuple[str, str], ...]) -> dict[str, int] | None:
+    def _alike(found: tuple[tuple[str, str], ...]) -> dict[str, str] | None:
         texts = dict(found)
-        if any(texts[key] != text for key, text in found):
-            return None
-        return {key: int(text) for key, text in texts.items()}
+        return None if any(texts[key] != text for key, text in found) else texts

@@ -1,0 +1,138 @@
+"""Drafts the page of a trainer that is not known: which files are a step, and what is in them.
+
+A draft says what is there, by its form: what looks like an optimizer's state_dict() is one. Whether
+the trainer takes a value from there, only its loader can say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.text_file import text
+from ckptsurgeon.formats.described.draft_contents import ITERATION, Contents, contents
+from ckptsurgeon.formats.described.draft_names import Group, groups
+from ckptsurgeon.formats.fields.constants import ODD, TORCH
+from ckptsurgeon.transaction.home import HOME
+
+DEPTH = 3
+"""Names below the run that lead to a file of a step, at most."""
+MOST = 20_000
+"""Names that are looked at."""
+SHORT = 200
+"""Characters of the longest text that is taken for a pointer."""
+NO_POINTER = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".log", ".py", ".md", ".sh")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The page as plain data, and what a person must decide or look at, a sentence each."""
+
+    page: Mapping[str, Any]
+    unsure: Sequence[str]
+
+
+def draft(run: Path) -> Draft:
+    """Read the newest file of each kind below `run`. Raises UsageError where none of them has the
+    state of an optimizer."""
+    unsure: list[str] = []
+    read = {group: _read(group.newest, unsure) for group in groups(run, saves(run))}
+    main = [group for group, content in read.items() if content.is_main]
+    if not main:
+        raise UsageError(
+            f"no file below {run} holds the state of an optimizer as torch saves it",
+            next="-C RUN    RUN is the folder that holds the saved steps",
+        )
+    first = max(main, key=lambda group: (group.numbered, len(group.steps), -len(group.pattern)))
+    page: dict[str, Any] = {"name": run.resolve().name}
+    if not first.numbered:
+        page |= _number(first, read[first], unsure)
+    page["files"] = {}
+    for group in sorted(read, key=lambda group: group is not first):
+        if not read[group].keys or group.numbered != first.numbered:
+            continue
+        if group.steps & first.steps:
+            content = read[group].page(group.last, optional=not group.steps >= first.steps)
+            page["files"][group.pattern] = content
+        else:
+            unsure.append(f"{group.pattern} has no step of {first.pattern}, and is left out")
+    if first.numbered and (last := [group.pattern for group in main if not group.numbered]):
+        page["last"] = last
+        unsure.append(f"`last` is what a restart loads: is that so of {', '.join(last)}?")
+    page |= _pointer(run, first)
+    if "pointer" not in page and "last" not in page:
+        unsure.append("there is no pointer: a restart is taken to load the highest step")
+    return Draft(page, unsure)
+
+
+def saves(run: Path) -> Iterator[Path]:
+    """What may be of a step by its name, below `run`: files of torch.save, and folders of
+    torch.distributed.checkpoint or of a DeepSpeed engine."""
+    left = MOST
+    todo = [(run, 0)]
+    while todo:
+        folder, depth = todo.pop()
+        for path in _listed(folder):
+            left -= 1
+            if left < 0:
+                return
+            if path.name == HOME:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                if _loader(path):
+                    yield path
+                elif depth + 1 < DEPTH:
+                    todo.append((path, depth + 1))
+            elif path.suffix in TORCH and path.is_file():
+                yield path
+
+
+def _loader(folder: Path) -> str:
+    if (folder / ".metadata").is_file():
+        return "dcp"
+    return "deepspeed" if any(folder.glob("*_model_states.pt")) else ""
+
+
+def _read(path: Path, unsure: list[str]) -> Contents:
+    """What is in a file or a folder; nothing, said in `unsure`, where torch did not save it."""
+    try:
+        return contents(path, _loader(path) if path.is_dir() else "")
+    except (SurgeryError, OSError, *ODD):
+        unsure.append(f"{path.name} can't be read as torch saves it, and is left out")
+        return Contents({})
+
+
+def _number(group: Group, content: Contents, unsure: list[str]) -> dict[str, Any]:
+    """Where the step is that no name has."""
+    counters = [keys for field, keys, _ in content.counters if field == ITERATION]
+    if not counters:
+        raise UsageError(
+            f"{group.newest} has no step in its name, and none under a key that is called so",
+            next=f"--format torch:{group.pattern}=KEYS    edits it as step 0: docs/described.md",
+        )
+    if len(counters) > 1:
+        several = ", ".join(".".join(map(str, keys)) for keys in counters)
+        unsure.append(f"`number` leads to the step: which of {several} is it?")
+    return {"number": list(counters[0])}
+
+
+def _pointer(run: Path, group: Group) -> dict[str, Any]:
+    """A short text in the run that names a saved step by its number or by its name."""
+    for path in _listed(run):
+        if path.suffix in NO_POINTER or not path.is_file() or path.suffix in TORCH:
+            continue
+        if path.stat().st_size > SHORT:
+            continue
+        if pattern := group.named_in(text(path) or ""):
+            return {"pointer": {"file": path.name, "text": pattern}}
+    return {}
+
+
+def _listed(folder: Path) -> Collection[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return ()

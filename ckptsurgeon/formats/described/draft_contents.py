@@ -1,0 +1,142 @@
+"""What is in a file or a folder of a step, told by its form: optimizers, counters, weights …"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.dcp import Saved
+from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.formats.described.description import ANY, KeyPath
+from ckptsurgeon.formats.fields.understood import is_count
+
+DEEP = 5
+"""Keys that lead to what is looked for, at most."""
+WIDE = 2_000
+"""Items of one dict or list that are looked at."""
+KINDS = ("optimizers", "schedulers", "scalers", "weights")
+ITERATION = "iteration"
+COUNTERS = {
+    ITERATION: re.compile(
+        r"(global_|cur(rent)?_|train_)?(step|iter(ation)?)(s|_num|_idx)?|num_updates|num_steps\w*",
+        re.I,
+    ),
+    "consumed_samples": re.compile(r"(consumed|total|num)_(train_)?samples|samples_seen", re.I),
+    "tokens": re.compile(r"((consumed|total|num)_)?tokens(_seen)?", re.I),
+}
+"""What a counter is called, by the field that it is."""
+WEIGHTS = re.compile(r"(.*_)?(model|module|network|net|weights|params)(_state(_dict)?)?|state_dict")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a page says under the path of a file or folder, by its keys, and the counters, which
+    count there only where their values are right: field, key path, value."""
+
+    keys: Mapping[str, Any]
+    counters: Sequence[tuple[str, KeyPath, int]] = ()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether there is an optimizer: a step without one is no use to a trainer."""
+        return bool(self.keys.get("optimizers")) or self.keys.get("loader") == "deepspeed"
+
+    def page(self, step: int, *, optional: bool) -> dict[str, Any]:
+        """As plain data, with the counters that say `step` or one beside it; all that could, where
+        no name has the step (-1). Others are named, whatever they say."""
+        fields: dict[str, list[list[Any]]] = {}
+        for field, keys, value in self.counters:
+            if field != ITERATION or step < 0 or abs(value - step) <= 1:
+                fields.setdefault(field, []).append(list(keys))
+        out = dict(self.keys) | ({"fields": fields} if fields else {})
+        return out | ({"optional": True} if optional else {})
+
+
+def contents(path: Path, loader: str) -> Contents:
+    """What is in this file or folder. Raises SurgeryError, OSError."""
+    if loader == "deepspeed":
+        return Contents({"loader": loader})
+    if loader == "dcp":
+        return _values(Saved.open(path))
+    archive = Archive.open(path)
+    with archive.reading():
+        tree = archive.tree()
+    found: dict[str, list[list[Any]]] = {}
+    counters = []
+    for keys, kind, value in _kinds(tree, ()):
+        if kind in COUNTERS:
+            counters.append((kind, keys, value))
+        elif list(keys) not in found.setdefault(kind, []):
+            found[kind].append(list(keys))
+    return Contents({kind: found[kind] for kind in KINDS if kind in found}, counters)
+
+
+def _kinds(value: Any, keys: KeyPath) -> Iterator[tuple[KeyPath, str, Any]]:
+    """The key path of each thing that is recognized, what it is, and it itself."""
+    if kind := _kind(value, keys):
+        yield keys, kind, value
+        return
+    if len(keys) >= DEEP:
+        return
+    if isinstance(value, Mapping):
+        for key, item in list(value.items())[:WIDE]:
+            if isinstance(key, (str, int)) and not isinstance(key, bool):
+                yield from _kinds(item, (*keys, key))
+    elif isinstance(value, (list, tuple)):
+        for item in list(value)[:WIDE]:
+            yield from _kinds(item, (*keys, ANY))
+
+
+def _kind(value: Any, keys: KeyPath) -> str:
+    """By its form; a counter and weights by their name, too."""
+    name = str(keys[-1]) if keys else ""
+    if is_count(value):
+        return next((field for field, word in COUNTERS.items() if word.fullmatch(name)), "")
+    if not isinstance(value, Mapping):
+        return ""
+    if "param_groups" in value and "state" in value:
+        return "optimizers"
+    if "last_epoch" in value and {"_last_lr", "base_lrs", "_step_count"} & set(value):
+        return "schedulers"
+    if {"scale", "growth_factor"} <= set(value):
+        return "scalers"
+    tensors = [item for item in value.values() if isinstance(item, Tensor)]
+    if tensors and len(tensors) == len(value) and (not keys or WEIGHTS.fullmatch(name)):
+        return "weights"
+    return ""
+
+
+def _values(saved: Saved) -> Contents:
+    """Of a folder of torch.distributed.checkpoint, by the names of its values."""
+    names = list(saved.items)
+    optimizers = _before(names, r"\.(state|param_groups)\..+")
+    schedulers = _before(names, r"\.last_epoch")
+    theirs = tuple(f"{each}." for each in (*optimizers, *schedulers))
+    others = [name for name in names if not name.startswith(theirs)]
+    weights = [each for each in map(_model, others) if each]
+    counters = []
+    for name in others:
+        last = name.rpartition(".")[2]
+        for field in (field for field, word in COUNTERS.items() if word.fullmatch(last)):
+            if is_count(value := saved.value(name)):
+                counters.append((field, tuple(name.split(".")), value))
+    found = {"optimizers": optimizers, "schedulers": schedulers, "weights": weights}
+    keys = {key: [each.split(".") for each in dict.fromkeys(of)] for key, of in found.items()}
+    return Contents({"loader": "dcp", **{key: of for key, of in keys.items() if of}}, counters)
+
+
+def _model(name: str) -> str:
+    """What begins the name of a value of a model, with the part that is called so."""
+    parts = name.split(".")
+    at = next((i for i, part in enumerate(parts[:-1]) if WEIGHTS.fullmatch(part)), None)
+    return "" if at is None else ".".join(parts[: at + 1])
+
+
+def _before(names: Sequence[str], rest: str) -> list[str]:
+    """What begins the names that end so, each once."""
+    found = (re.fullmatch(rf"(.+?){rest}", name) for name in names)
+    return list(dict.fromkeys(match[1] for match in found if match))

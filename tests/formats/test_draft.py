@@ -1,0 +1,171 @@
+"""The drafted page of a trainer that nobody here knows leads to all that the trainer saved."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from ckptsurgeon import Run, look, surgery
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.formats.described.draft import draft
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.report import draft_page
+from tests.support.described_runs import stepped_cosine
+from tests.support.snapshot import snapshot
+
+NAMES = (
+    "model_{step:07d}.pth", "ckpt_{step}.pt", "step_{step}/optim.pt", "it{step:05d}/state.bin",
+    "{step}/opt_rank{rank}.pt", "out/epoch_{epoch}-step_{step}.pt", "run2/v1_iter_{step}.pt",
+    "state-{step}-of-3.pt", "CKPT+ep{step}/opt.ckpt", "weights/{step}/rank_{rank}_of_2.pt",
+)  # fmt: skip
+AT: tuple[tuple[str | int, ...], ...] = (
+    (), ("optimizer",), ("state", "optim"), ("trainer", "optimizers", 0), ("a.b", "c"),
+)  # fmt: skip
+UPDATES = 2
+POINTERS = ("", "{name}", "{step}", "step {step}\n", "{entry}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an invented trainer saves. `at` leads to the optimizer, the scheduler lies beside it."""
+
+    name: str
+    at: tuple[str | int, ...]
+    scheduler: bool
+    counter: str
+    pointer: str
+    steps: tuple[int, ...]
+
+    def path(self, step: int, rank: int) -> str:
+        return self.name.format(step=step, rank=rank, epoch=step // 7)
+
+    def save(self, root: Path) -> None:
+        for step in self.steps:
+            for rank in range(2 if "{rank}" in self.name else 1):
+                model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+                adam, schedule = stepped_cosine(model, UPDATES)
+                file = root / self.path(step, rank)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                torch.save(self._tree(adam.state_dict(), schedule.state_dict(), step), file)
+        newest = Path(self.path(self.steps[-1], 0))
+        text = self.pointer.format(name=newest.name, entry=newest.parts[0], step=self.steps[-1])
+        if text:
+            (root / "last_checkpoint").write_text(text)
+
+    def _tree(self, adam: Any, schedule: Any, step: int) -> Any:
+        if not self.at:
+            return adam
+        tree: Any = adam
+        for key in reversed(self.at[1:]):
+            tree = [tree] if key == 0 else {key: tree}
+        out = {self.at[0]: tree, "note": {"loss": 2.5}, "version": "1.2"}
+        if self.scheduler:
+            out["lr_sched"] = schedule
+        if self.counter:
+            out[self.counter] = step
+        return out
+
+
+layouts = st.builds(
+    Layout,
+    name=st.sampled_from(NAMES),
+    at=st.sampled_from(AT),
+    scheduler=st.booleans(),
+    counter=st.sampled_from(["", "iteration", "global_step"]),
+    pointer=st.sampled_from(POINTERS),
+    steps=st.lists(st.integers(1, 60), min_size=2, max_size=3, unique=True).map(
+        lambda steps: tuple(sorted(steps))
+    ),
+)
+
+
+@given(layouts)
+@settings(max_examples=25, phases=[Phase.generate], deadline=None, derandomize=True, database=None)
+def test_a_drafted_page_reads_rolls_back_edits_and_is_undone(layout: Layout) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder).resolve() / "run"
+        layout.save(root)
+        page = Path(folder) / "page.yaml"
+        page.write_text(draft_page(draft(root)))
+        run = Run.open(root, str(page))
+        assert run.steps() == list(layout.steps)
+        last = layout.steps[-1]
+        assert look.inspect(run, last).promise.adam_step == UPDATES
+        before = snapshot(root)
+        to = layout.steps[-2]
+        recipe = from_data({"rollback": {"to": to}, "set": {"beta2": 0.9}, "reset": ["moments"]})
+        receipt = surgery.apply(run, surgery.plan(run, recipe))
+        _resumes(root, layout, to)
+        again = Run.open(root, str(page))
+        surgery.apply(again, surgery.plan_undo(again, receipt.id))
+        assert snapshot(root) == before
+
+
+def _resumes(root: Path, layout: Layout, to: int) -> None:
+    """What the trainer would load: the file of the step, which the pointer names as it did."""
+    for rank in range(2 if "{rank}" in layout.name else 1):
+        tree = torch.load(root / layout.path(to, rank), weights_only=False)
+        for key in layout.at:
+            tree = tree[key]
+        assert [group["betas"] for group in tree["param_groups"]] == [(0.9, 0.9)]
+        for state in tree["state"].values():
+            assert float(state["step"]) == 0
+            assert not state["exp_avg"].any() and not state["exp_avg_sq"].any()
+    assert not (root / layout.path(layout.steps[-1], 0)).exists()
+    if layout.pointer:
+        there = Path(layout.path(to, 0))
+        text = layout.pointer.format(name=there.name, entry=there.parts[0], step=to)
+        if "{name}" not in layout.pointer or "{step" in layout.name.rpartition("/")[2]:
+            assert (root / "last_checkpoint").read_text() == text
+
+
+def test_files_beside_the_optimizer_are_named_and_optional_where_a_step_lacks_them(
+    tmp_path: Path,
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    for step in (10, 20):
+        adam, schedule = stepped_cosine(model, step)
+        torch.save(adam.state_dict(), tmp_path / f"optim_{step}.pt")
+        torch.save(model.state_dict(), tmp_path / f"model_{step}.pt")
+    torch.save(schedule.state_dict(), tmp_path / "sched_20.pt")
+    torch.save({"model": model.state_dict()}, tmp_path / "best.pt")
+    files = draft(tmp_path).page["files"]
+    assert list(files) == ["optim_{step}.pt", "model_{step}.pt", "sched_{step}.pt"]
+    assert files["model_{step}.pt"] == {"weights": [[]]}
+    assert files["sched_{step}.pt"] == {"schedulers": [[]], "optional": True}
+
+
+def test_a_file_without_a_number_is_numbered_by_its_counter(tmp_path: Path) -> None:
+    adam, _ = stepped_cosine(torch.nn.Sequential(torch.nn.Linear(4, 2)), 7)
+    torch.save({"optim": adam.state_dict(), "iter_num": 7}, tmp_path / "ckpt.pt")
+    page = tmp_path / "page.yaml"
+    drafted = draft(tmp_path)
+    page.write_text(draft_page(drafted))
+    assert drafted.page["number"] == ["iter_num"]
+    assert Run.open(tmp_path, str(page)).steps() == [7]
+    (tmp_path / "ckpt.pt").unlink()
+    torch.save({"optim": adam.state_dict()}, tmp_path / "ckpt.pt")
+    with pytest.raises(UsageError, match="has no step in its name"):
+        draft(tmp_path)
+
+
+def test_a_damaged_file_and_another_programs_are_left_out_by_name(tmp_path: Path) -> None:
+    adam, _ = stepped_cosine(torch.nn.Sequential(torch.nn.Linear(4, 2)), 7)
+    torch.save({"optim": adam.state_dict()}, tmp_path / "state_7.pt")
+    (tmp_path / "tokens.bin").write_bytes(b"\0" * 4096)
+    drafted = draft(tmp_path)
+    assert list(drafted.page["files"]) == ["state_{step}.pt"]
+    assert any("tokens.bin can't be read as torch saves it" in each for each in drafted.unsure)
+
+
+def test_nothing_without_an_optimizer_is_a_run(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(2)}, tmp_path / "model_7.pt")
+    with pytest.raises(UsageError, match="holds the state of an optimizer"):
+        draft(tmp_path)
