@@ -142,6 +142,17 @@ def test_files_beside_the_optimizer_are_named_and_optional_where_a_step_lacks_th
     assert files["sched_{step}.pt"] == {"schedulers": [[]], "optional": True}
 
 
+def test_a_copy_counts_where_its_name_says_that_a_restart_loads_it(tmp_path: Path) -> None:
+    """A rollback makes such copies anew; the best model is no such copy."""
+    adam, _ = stepped_cosine(torch.nn.Sequential(torch.nn.Linear(4, 2)), 2)
+    for name in ("epoch10.pt", "epoch20.pt", "last.pt", "best.pt"):
+        torch.save({"optimizer": adam.state_dict()}, tmp_path / name)
+    drafted = draft(tmp_path)
+    assert list(drafted.page["files"]) == ["epoch{step}.pt"]
+    assert drafted.page["last"] == ["last.pt"]
+    assert any(sentence.startswith("best.pt is of no step") for sentence in drafted.unsure)
+
+
 def test_a_file_without_a_number_is_numbered_by_its_counter(tmp_path: Path) -> None:
     adam, _ = stepped_cosine(torch.nn.Sequential(torch.nn.Linear(4, 2)), 7)
     torch.save({"optim": adam.state_dict(), "iter_num": 7}, tmp_path / "ckpt.pt")

@@ -6,6 +6,7 @@ the trainer takes a value from there, only its loader can say.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ MOST = 20_000
 """Names that are looked at."""
 SHORT = 200
 """Characters of the longest text that is taken for a pointer."""
+LAST = re.compile("last|latest|current|newest|resume", re.I)
+"""In the name of a copy of the newest step. Any other copy, as of the best one, is nobody's to
+replace."""
 NO_POINTER = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".log", ".py", ".md", ".sh")
 
 
@@ -59,9 +63,15 @@ def draft(run: Path) -> Draft:
             page["files"][group.pattern] = content
         else:
             unsure.append(f"{group.pattern} has no step of {first.pattern}, and is left out")
-    if first.numbered and (last := [group.pattern for group in main if not group.numbered]):
-        page["last"] = last
-        unsure.append(f"`last` is what a restart loads: is that so of {', '.join(last)}?")
+    if first.numbered:
+        unnumbered = [group.pattern for group in main if not group.numbered]
+        if last := [name for name in unnumbered if LAST.search(name)]:
+            page["last"] = last
+            unsure.append(f"does a restart load {', '.join(last)}? If not, leave out `last`")
+        others = [name for name in unnumbered if name not in last]
+        unsure += [
+            f"{name} is of no step: if a restart loads it, it is a `last`" for name in others
+        ]
     page |= _pointer(run, first)
     if "pointer" not in page and "last" not in page:
         unsure.append("there is no pointer: a restart is taken to load the highest step")
