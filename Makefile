@@ -96,7 +96,13 @@ $(VENV)/.optimizers: $(VENV)/.complete constraints-optimizers.txt
 		--target $(VENV)/optimizers -r constraints-optimizers.txt
 	touch $@
 
-test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.olmo
+$(VENV)/.trainers: $(VENV)/.complete constraints-trainers.txt
+	rm -rf $(VENV)/trainers
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(VENV)/trainers -r constraints-trainers.txt
+	touch $@
+
+test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.olmo
 	$(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo
 
@@ -121,7 +127,7 @@ test-cluster: $(VENV)/.cluster
 	PATH="$$PATH:/usr/sbin" command -v slurmctld > /dev/null || apt-get install --yes --quiet slurm-wlm munge
 	$(PY) -m pytest -m cluster
 
-nightly: lint torch-headers $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.olmo
+nightly: lint torch-headers $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.olmo
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo
 
