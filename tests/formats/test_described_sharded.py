@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 
@@ -24,6 +25,7 @@ from ckptsurgeon.surgery.export import export
 from tests.formats.conftest import Make
 from tests.support import deepspeed_engine, megatron_dist, nemo_files
 from tests.support.described_runs import (
+    FLAT,
     composer_sharded,
     composer_state,
     stepped,
@@ -352,3 +354,38 @@ def test_an_engine_of_lightning(made: Make) -> None:
             assert copy.read_bytes() == file.read_bytes()
         assert snapshot(root) != before
         take_back(root, before)
+
+
+TWICE = """
+name: twice
+files:
+  "meta_{step}.pt":
+    fields: {consumed_samples: [[seen]]}
+  "epoch_{epoch}_step_{step}":
+    loader: dcp
+    optimizers: [[optim]]
+"""
+
+
+def test_a_step_that_two_epochs_saved_is_edited_in_both(tmp_path: Path) -> None:
+    """At the end of an epoch a trainer saves its last step once more, and resumes that one."""
+    root = tmp_path / "run"
+    root.mkdir()
+    model, adam, _ = stepped(2)
+    folders = [root / f"epoch_{epoch}_step_20" for epoch in (0, 1)]
+    for folder in folders:
+        saved = {"optim": get_optimizer_state_dict(model, adam, options=FLAT)}
+        dcp.save(saved, checkpoint_id=folder, no_dist=True)
+    torch.save({"seen": 160}, root / "meta_20.pt")
+    page = tmp_path / "twice.yaml"
+    page.write_text(TWICE)
+    run = Run.open(root, str(page))
+    plan = surgery.plan(run, from_data({"set": {"beta2": 0.9}, "reset": ["moments"]}))
+    surgery.apply(run, plan)
+    for folder in folders:
+        loaded = {"optim": get_optimizer_state_dict(model, adam, options=FLAT)}
+        dcp.load(loaded, checkpoint_id=folder, no_dist=True)
+        values = loaded["optim"]
+        assert values["param_groups.0.weight.betas"] == (0.9, 0.9)
+        assert float(values["state.0.weight.step"]) == 0
+        assert not values["state.0.weight.exp_avg"].any()

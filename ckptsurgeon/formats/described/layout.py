@@ -190,7 +190,7 @@ class Described(DescribedSteps, Paged):
         """Read the tree of every shard, and of every copy of the step."""
         contents = self.description.files
         whole = self._whole(run, step)
-        if self.description.within:
+        if self.description.within or len(whole) > 1:
             each = [
                 opened(self.description, folder, step, _contents(shards, contents), 1, without)
                 for folder, shards in whole.items()

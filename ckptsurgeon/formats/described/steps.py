@@ -229,10 +229,15 @@ class DescribedSteps(Format, NamesMore, SavesOver):
 
     def _whole(self, run: Path, step: int) -> dict[Path, list[Shard]]:
         """What a load reads together, by where it lies: each folder, and each copy of one; all
-        files of the step where steps are no such folders."""
+        files of the step where steps are no such folders. A loader's folder that is there twice,
+        as of two epochs, was saved twice."""
         shards = self._shards(run, step)
         if not self.description.within:
-            return {self.directory(run, step): shards}
+            loaded = next((each for each in self.description.files if each.folder), None)
+            twice = [shard for shard in shards if shard[1] == loaded]
+            if len(twice) < 2:
+                return {self.directory(run, step): shards}
+            return {shard[0]: [shard, *_beside(shard, shards)] for shard in twice}
         out: dict[Path, list[Shard]] = {}
         for shard in shards:
             out.setdefault(self._folder(run, shard[0], shard[1]), []).append(shard)
@@ -257,6 +262,15 @@ class DescribedSteps(Format, NamesMore, SavesOver):
                 if rank not in ranks
             ]
         return names
+
+
+def _beside(own: Shard, shards: Sequence[Shard]) -> list[Shard]:
+    """The shards of other patterns whose numbers are those of one that is there several times."""
+    return [
+        shard
+        for shard in shards
+        if shard[1] != own[1] and all(own[2].get(k, n) == n for k, n in shard[2].items())
+    ]
 
 
 def _is_loaded(folder: Path, loader: str) -> bool:
