@@ -19,7 +19,7 @@ from ckptsurgeon.formats.tensors.second_copies import second_copies
 from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.plans.edits import AnyChange, Change, Computed, Key, relative
-from ckptsurgeon.plans.sources import Source, Woven
+from ckptsurgeon.plans.sources import Numbers, Source
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.arithmetic import ITEM
 
@@ -70,10 +70,10 @@ def refuse_other_states(checkpoint: Checkpoint, next: Hint, stays: Collection[st
 
 
 def refuse_codes(checkpoint: Checkpoint, next: Hint) -> None:
-    """Raise SurgeryError where an optimizer keeps moments in another way than as tensors of numbers
-    by their names, as those of 8 bits do: they are no parts, and would be passed over."""
+    """Raise SurgeryError where an optimizer keeps moments in objects of its own, as torchao does
+    those of fewer bits: they are no parts, and would be passed over."""
     for each in checkpoint.state_dicts():
-        codes = [key for key in each.state if key in NUMBERED]
+        codes = []
         for kind in MOMENTS:
             places = each.state.get(kind, ())
             codes += [kind] if any(isinstance(p.value, (Object, Mapping)) for p in places) else []
@@ -169,7 +169,7 @@ def change(
     run: Run,
     part: Part,
     rule: str,
-    terms: tuple[tuple[Source | Woven, ...], ...],
+    terms: tuple[tuple[Numbers, ...], ...],
     numbers: tuple[float, ...],
     label: str,
     via: str = "",

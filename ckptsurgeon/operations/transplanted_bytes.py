@@ -12,22 +12,27 @@ from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.tensors.blocks import Kinds, every
 from ckptsurgeon.formats.tensors.geometry import Band, Found, Turned, Unknown
 from ckptsurgeon.hints import command
-from ckptsurgeon.operations.computed_changes import change
+from ckptsurgeon.operations.computed_changes import change, source
+from ckptsurgeon.operations.transplanted_codes import FLOATS, Meanings, decoded, pieces
 from ckptsurgeon.plans.edits import Change, Computed, relative
-from ckptsurgeon.plans.sources import Columns, Source, Woven
+from ckptsurgeon.plans.sources import Columns, Decoded, Numbers, Plain, Source, Woven
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.arithmetic import ITEM
 
 HELD = frozenset(("weights", "master"))
 """What the model is made of: of either, the other one can be made."""
 LABEL = "as in the source"
+RUNS = 1 << 16
+"""Of codes that are cut otherwise than here: each is an entry of the receipt."""
 
 
 class Stretches:
-    """Of a step of `run`, filled from `donor`."""
+    """Of a step of `run`, filled from `donor`; `own` and `theirs` say which tensors of either are
+    codes."""
 
-    def __init__(self, run: Run, donor: Checkpoint) -> None:
+    def __init__(self, run: Run, donor: Checkpoint, own: Meanings, theirs: Meanings) -> None:
         self._run, self._donor = run, donor
+        self._own, self._theirs = own, theirs
 
     def filled(self, own: Kinds, theirs: Kinds, turned: bool = False) -> Iterator[Change]:
         """A change for each part, all of which are of one parameter; `turned` is whether it is
@@ -37,7 +42,8 @@ class Stretches:
             origins.setdefault(read_as(part, theirs), []).append(part)
         for kind, parts in origins.items():
             for each in theirs[kind]:
-                if each.place.value.dtype not in ITEM:
+                coded = (each.place.file, each.place.path) in self._theirs
+                if not coded and each.place.value.dtype not in ITEM:
                     raise SurgeryError(
                         f"{parts[0].parameter}: the {kind} of the source are "
                         f"{each.place.value.dtype}, which can't be computed with",
@@ -57,10 +63,17 @@ class Stretches:
                 next=command("show", why="what each of the two runs has"),
             ) from None
         sources = tuple(source for term in terms for source in term)
-        return change(self._run, part, "copy", (sources,), (), LABEL)
+        if (part.place.file, part.place.path) not in self._own:
+            return change(self._run, part, "copy", (sources,), (), LABEL)
+        new = Computed("copy", FLOATS, (part.end - part.start) * ITEM[FLOATS], (sources,))
+        file, field = self._run.relative(part.place.file), f"{part.kind} of {part.parameter}"
+        new = replace(new, label=LABEL)
+        return Change(file, field, "values", new, part.place.path, (part.start, part.end))
 
-    def _term(self, band: Band) -> list[Source | Woven]:
+    def _term(self, band: Band) -> list[Plain]:
         """The bytes of one band, in files."""
+        if any((each.place.file, each.place.path) in self._theirs for each in band.columns):
+            return self._decoded(band)
         columns, dtypes = [], [each.place.value.dtype for each in band.columns]
         for each in band.columns:
             item = ITEM_BYTES[each.place.value.dtype]
@@ -80,6 +93,21 @@ class Stretches:
             Source(each.file, each.start, each.start + band.rows * each.width, kind)
             for each, kind in zip(columns, dtypes, strict=True)
         ]
+
+    def _decoded(self, band: Band) -> list[Plain]:
+        """The numbers of one band, of which some are kept as codes: each run of them for itself."""
+        if band.rows * sum(each.cells for each in band.columns) > RUNS:
+            raise Unknown("has codes of 8 bits in the source, and is cut otherwise here")
+        found: list[Plain] = []
+        for row in range(band.rows):
+            for each in band.columns:
+                codes = self._theirs.get((each.place.file, each.place.path))
+                for start, end in pieces(each, row):
+                    if codes is None:
+                        found.append(source(self._run, self._donor, each.place, start, end))
+                    else:
+                        found.append(decoded(self._run, self._donor, codes, start, end))
+        return found
 
 
 def read_as(part: Part, theirs: Kinds) -> str:
@@ -114,14 +142,13 @@ def joined(changes: Iterable[Change]) -> list[Change]:
 
 def _one(row: Sequence[Change]) -> Change:
     news = [each.new for each in row if isinstance(each.new, Computed)]
-    sources: list[Source | Woven] = []
-    for source in (source for new in news for source in new.terms[0]):
+    sources: list[Numbers] = []
+    for term in (term for new in news for term in new.terms[0]):
         last = sources[-1] if sources else None
-        if _follows(last, source):
-            assert isinstance(last, Source)
-            sources[-1] = replace(last, end=source.end)
+        if last is not None and _follows(last, term):
+            sources[-1] = replace(last, end=term.end)
         else:
-            sources.append(source)
+            sources.append(term)
     new = replace(news[0], size=sum(new.size for new in news), terms=(tuple(sources),))
     if len(row) == 1:
         return replace(row[0], new=new)
@@ -131,9 +158,7 @@ def _one(row: Sequence[Change]) -> Change:
     return replace(row[0], field=kind, new=new, elements=(first[0], last_row[1]))
 
 
-def _follows(last: Source | Woven | None, source: Source | Woven) -> bool:
-    return (
-        isinstance(last, Source)
-        and isinstance(source, Source)
-        and (last.file, last.end, last.dtype) == (source.file, source.start, source.dtype)
-    )
+def _follows(last: Numbers, source: Numbers) -> bool:
+    if not isinstance(last, (Source, Decoded)) or last.end != source.start:
+        return False
+    return replace(last, start=source.start, end=source.end) == source

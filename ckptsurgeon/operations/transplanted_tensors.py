@@ -12,6 +12,7 @@ from ckptsurgeon.formats import Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import HasHeads, SavesWeightsTwice
 from ckptsurgeon.formats.fields.values import NUMBER
 from ckptsurgeon.formats.places.json_beside import transformers_config
+from ckptsurgeon.formats.tensors import coded
 from ckptsurgeon.formats.tensors.blocks import (
     Kinds,
     boxed,
@@ -41,6 +42,7 @@ from ckptsurgeon.operations.numbered_parameters import order_in, order_of_each, 
 from ckptsurgeon.operations.parameter_names import PAGE, Names, Origin, Size
 from ckptsurgeon.operations.refusals import Refusals
 from ckptsurgeon.operations.transplanted_bytes import HELD, Stretches, joined
+from ckptsurgeon.operations.transplanted_codes import encoded
 from ckptsurgeon.operations.transplanted_steps import MOMENT, of_each
 from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.run.run import Run
@@ -72,7 +74,7 @@ class Tensors:
             with refusals.of():
                 refuse_other_states(each, next="transplant between optimizers of the same states")
                 refuse_codes(each, next="transplant between optimizers of 32 bits")
-        own, theirs = _parts(checkpoint), _parts(donor)
+        (own, own_codes), (theirs, their_codes) = self._parts(checkpoint), self._parts(donor)
         with refusals.of():
             refuse_second_copies(run, checkpoint, own)
         self.order: list[str] = []
@@ -102,7 +104,8 @@ class Tensors:
         """What has more rows here, how many are filled, and of how many; the new ones stay."""
         self.cut: dict[str, tuple[int, int]] = {}
         """What has more rows in the source: how many are taken, and of how many."""
-        self._stretches = Stretches(run, donor)
+        self._own_codes = own_codes
+        self._stretches = Stretches(run, donor, own_codes, their_codes)
         with refusals.of():
             if not self.origins and not refused.keys() & self.own.keys():
                 mine, other = next(iter(self.own), "none"), next(iter(self.theirs), "none")
@@ -113,6 +116,14 @@ class Tensors:
                 )
         if self.origins:
             self._refuse_lone_moments(used)
+
+    def _parts(self, checkpoint: Checkpoint) -> coded.Moments:
+        able = SavesWeightsTwice.optional(checkpoint)
+        parts = list(unstacked(checkpoint.parts() if able is None else able.all_parts()))
+        more = coded.Moments([], {})
+        with self.refusals.of():
+            more = coded.moments(checkpoint, parts)
+        return coded.Moments([*parts, *more.parts], more.codes)
 
     def _named(
         self, own: list[Part], theirs: list[Part]
@@ -164,7 +175,7 @@ class Tensors:
                 for way, some in self.ways(name, kinds):
                     for own, theirs in self._pairs(name, some, way):
                         out += self._stretches.filled(own, theirs, bool(way.turned))
-        return joined(out)
+        return list(encoded(self._run, self._checkpoint, self._own_codes, joined(out)))
 
     def _refuse_lone_moments(self, used: Collection[str]) -> None:
         """Refuse moments under a name that no weights have, which might come without these. They
@@ -352,8 +363,3 @@ class Tensors:
 
 def _rows(found: Mapping[str, tuple[int, int]]) -> list[str]:
     return [f"{name} ({rows} of {whole} rows)" for name, (rows, whole) in found.items()]
-
-
-def _parts(checkpoint: Checkpoint) -> list[Part]:
-    able = SavesWeightsTwice.optional(checkpoint)
-    return list(unstacked(checkpoint.parts() if able is None else able.all_parts()))

@@ -36,14 +36,14 @@ from ckptsurgeon.plans.edits import (
 from ckptsurgeon.plans.plan import Fingerprint, Plan, Receipt
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.plans.record_types import made
-from ckptsurgeon.plans.sources import Columns, Source, Woven
+from ckptsurgeon.plans.sources import Columns, Decoded, Encoded, Scales, Source, Woven
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Fill, Elements, Source, Columns, Woven, Computed, Checksum, Renamed, Each, Change, NewText,
-        NewName, NewStep, Aside, Span, Hole, Content, Link, Rewrite, Relink, Move, Replace, Append,
-        Truncate, Tail, Fingerprint, Promise, Plan, Receipt,
+        Fill, Elements, Source, Columns, Woven, Decoded, Encoded, Scales, Computed, Checksum,
+        Renamed, Each, Change, NewText, NewName, NewStep, Aside, Span, Hole, Content, Link, Rewrite,
+        Relink, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise, Plan, Receipt,
     )
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ckptsurgeon.plans.sources import Range, Source, Woven
+from ckptsurgeon.plans.sources import Numbers, Range
 from ckptsurgeon.plans.spans import rows
 
 
@@ -84,7 +84,7 @@ class Computed:
     rule: str
     dtype: str
     size: int
-    terms: tuple[tuple[Source | Woven, ...], ...]
+    terms: tuple[tuple[Numbers, ...], ...]
     numbers: tuple[float, ...] = ()
     via: str = ""
     label: str = ""

@@ -1,9 +1,11 @@
-"""Where numbers are read from: a range of a file, or rows that lie in several files."""
+"""Where numbers are read from: a range of a file, rows that lie in several files, or codes of 8
+bits; and codes that are made of numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 Range = tuple[str, int, int]
 """A file, and the first byte and the end of what is read of it."""
@@ -74,3 +76,65 @@ class Woven:
         first, last = self.start // self.row, -(-self.end // self.row) - 1
         for each in self.columns:
             yield each.file, each.start + first * each.stride, each.end(last)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Numbers that are kept as codes: each byte of `codes` is an index into the numbers of `book`,
+    times the one of `scales` for its block of so many. Of these numbers, as float32, the bytes
+    [start, end)."""
+
+    codes: Source
+    scales: Source
+    book: Source
+    block: int
+    start: int
+    end: int
+    dtype: str = "float32"
+
+    def ranges(self) -> Iterator[Range]:
+        """All that may be read: each of the three as a whole."""
+        for each in (self.codes, self.scales, self.book):
+            yield from each.ranges()
+
+
+Plain: TypeAlias = Source | Woven | Decoded
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Codes of the numbers of `parts`, one after another: of each the index of the nearest of
+    `book`, once it is divided by the largest of its block of so many. Of these codes, a byte each,
+    those from `start` to `end`."""
+
+    parts: tuple[Plain, ...]
+    book: Source
+    block: int
+    start: int
+    end: int
+    dtype: str = "uint8"
+
+    def ranges(self) -> Iterator[Range]:
+        """What is read."""
+        for each in (*self.parts, self.book):
+            yield from each.ranges()
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What the codes of `Encoded` are multiplied by: of each block of so many numbers of `parts`
+    the largest absolute value. Of these, as float32, the bytes [start, end)."""
+
+    parts: tuple[Plain, ...]
+    block: int
+    start: int
+    end: int
+    dtype: str = "float32"
+
+    def ranges(self) -> Iterator[Range]:
+        """What is read."""
+        for each in self.parts:
+            yield from each.ranges()
+
+
+Numbers: TypeAlias = Plain | Encoded | Scales

@@ -30,7 +30,7 @@ from ckptsurgeon.plans.edits import (
     Truncate,
 )
 from ckptsurgeon.plans.plan import Fingerprint
-from ckptsurgeon.plans.sources import Source, Woven
+from ckptsurgeon.plans.sources import Numbers
 
 AGAIN = again(why="it plans anew")
 RIGHTS = "run as the user who owns the run, or change its permissions"
@@ -180,7 +180,7 @@ def _check_source(root: Path, file: str, content: Content | Link | None) -> None
         raise SurgeryError(f"{root / file}: a file is in the way of the staged one", next=AGAIN)
     sizes: dict[str, int] = {}
     for piece in content.pieces if isinstance(content, Content) else ():
-        spans: list[Span | Source | Woven] = [piece] if isinstance(piece, Span) else []
+        spans: list[Span | Numbers] = [piece] if isinstance(piece, Span) else []
         if isinstance(piece, Computed):
             spans += [source for term in piece.terms for source in term]
         for file, start, end in (read for span in spans for read in span.ranges()):

@@ -14,7 +14,6 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +21,12 @@ from ckptsurgeon import disk
 from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Checksum, Computed
-from ckptsurgeon.plans.sources import Source, Woven
-from ckptsurgeon.transaction.arithmetic import ITEM, spoilt, together
+from ckptsurgeon.plans.sources import Numbers
+from ckptsurgeon.transaction.arithmetic import spoilt, together
+from ckptsurgeon.transaction.coding import Numbered, cut, numel, reader, told, width
 from ckptsurgeon.transaction.crc32 import joined
-from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
+from ckptsurgeon.transaction.reading import ALIGN, ROOM, Rooms, forget
 from ckptsurgeon.transaction.redo import each
-from ckptsurgeon.transaction.weaving import Weaver
 
 STRETCH = 1 << 23
 """Elements that one thread computes one after the other."""
@@ -61,7 +60,6 @@ class Sum(NamedTuple):
     crc: int
 
 
-Numbers = Source | Woven
 Group = tuple[Numbers, ...]
 """One source of each term, with equally many numbers."""
 
@@ -82,7 +80,7 @@ def write(root: Path, places: Sequence[Place], jobs: int) -> Mapping[Path, Seque
     def compute(group: Group) -> None:
         size = min(ROOM, max(4 * ALIGN, share // len(group)))
         for place, crc in _compute(root, group, groups[group], uses, rooms, size):
-            sums[place.path].append(Sum(place.at, _count(group[0]) * _width(place.piece), crc))
+            sums[place.path].append(Sum(place.at, numel(group[0]) * width(place.piece.dtype), crc))
 
     each(compute, list(groups), jobs)
     return {path: sorted(found) for path, found in sums.items()}
@@ -93,18 +91,18 @@ def _stretches(place: Place) -> Iterator[tuple[Group, Place]]:
     term has as many numbers as the piece."""
     path, at, piece = place
     rest = [list(term[::-1]) for term in piece.terms]
-    left = piece.size // _width(piece)
+    left = piece.size // width(piece.dtype)
     while left > 0 and all(rest):
         heads = [term.pop() for term in rest]
-        count = min(STRETCH, *map(_count, heads))
+        count = min(STRETCH, *map(numel, heads))
         if count:
-            yield tuple(_cut(head, 0, count) for head in heads), Place(path, at, piece)
+            yield tuple(cut(head, 0, count) for head in heads), Place(path, at, piece)
         for term, head in zip(rest, heads, strict=True):
-            if count < _count(head):
-                term.append(_cut(head, count, _count(head)))
-        at += count * _width(piece)
+            if count < numel(head):
+                term.append(cut(head, count, numel(head)))
+        at += count * width(piece.dtype)
         left -= count
-    if left or any(_count(source) for term in rest for source in term):
+    if left or any(numel(source) for term in rest for source in term):
         raise SurgeryError(
             f"{path}: {piece.label}: its sources have another number of elements", next=DEFECT
         )
@@ -128,7 +126,7 @@ def _refuse_spoilt(
     element, wrong = found
     source = group[max(wrong, 0)]
     label = f" ({piece.label})" if piece.label else ""
-    where = _where(source, (first + element) * ITEM.get(source.dtype, 1))
+    where = told(source, (first + element) * width(source.dtype))
     if wrong < 0:
         raise SurgeryError(
             f"{where}: this number would be too large for {piece.dtype}{label}",
@@ -138,34 +136,6 @@ def _refuse_spoilt(
         f"{where}: NaN or infinite, so nothing is made of it{label}",
         next=command("verify", "STEP", "--level", "4", why="of the step that this file is of"),
     )
-
-
-def _width(piece: Computed) -> int:
-    """Bytes of an element; 1 of what is copied without being understood."""
-    return ITEM.get(piece.dtype, 1)
-
-
-def _count(source: Numbers) -> int:
-    return (source.end - source.start) // ITEM.get(source.dtype, 1)
-
-
-def _cut(source: Numbers, first: int, end: int) -> Numbers:
-    """The elements [first, end) of a source."""
-    item = ITEM.get(source.dtype, 1)
-    start = source.start
-    return replace(source, start=start + first * item, end=start + end * item)
-
-
-def _where(source: Numbers, byte: int) -> str:
-    """The file and byte of one byte of a source."""
-    if isinstance(source, Source):
-        return f"{source.file}: byte {source.start + byte}"
-    number, inside = divmod(source.start + byte, source.row)
-    for columns in source.columns:
-        if inside < columns.width:
-            break
-        inside -= columns.width
-    return f"{columns.file}: byte {columns.start + number * columns.stride + inside}"
 
 
 def _names(sources: Iterable[Numbers]) -> Iterable[str]:
@@ -184,17 +154,17 @@ def _compute(
     """Each place with the CRC of what was written there. A source has up to `size` bytes of memory,
     which hold two blocks of it."""
     dtypes = [source.dtype for source in group]
-    items = [ITEM.get(dtype, 1) for dtype in dtypes]
-    whole = _count(group[0])
+    items = [width(dtype) for dtype in dtypes]
+    whole = numel(group[0])
     size = min(size, 2 * (whole * max(items) + ALIGN))
     block = min(BLOCK, (size // 2 - ALIGN) // max(items))
     crcs = [0] * len(places)
     for name in _names(group):
         os.close(disk.read_from(root / name, places[0].path))
     with contextlib.ExitStack() as stack:
-        terms: list[Reader | Weaver] = []
+        terms: list[Numbered] = []
         for source, room, item in zip(group, rooms.get(len(group), size), items, strict=True):
-            terms.append(_reader(root, source, room, block * item, uses[source] == 1))
+            terms.append(reader(root, source, room, block * item, uses[source] == 1))
             stack.push(terms[-1])
         outs = [stack.enter_context(disk.opened(place.path)) for place in places]
         for first in range(0, whole, block):
@@ -205,26 +175,18 @@ def _compute(
                 made = together([place.piece for place in places], numbers, dtypes)
                 for i, ((path, at, piece), data) in enumerate(zip(places, made, strict=True)):
                     _refuse_spoilt(piece, data, group, numbers, first)
-                    disk.write_at(outs[i], path, at + first * _width(piece), data)
+                    disk.write_at(outs[i], path, at + first * width(piece.dtype), data)
                     crcs[i] = zlib.crc32(data, crcs[i])
             if first // block % LEAP == LEAP - 1 or first + count == whole:
                 for out, place in zip(outs, places, strict=True):
-                    forget(out, place.at, place.at + (first + count) * _width(place.piece))
+                    forget(out, place.at, place.at + (first + count) * width(place.piece.dtype))
     return list(zip(places, crcs, strict=True))
-
-
-def _reader(
-    root: Path, source: Numbers, room: memoryview, most: int, once: bool
-) -> Reader | Weaver:
-    if isinstance(source, Woven):
-        return Weaver(root, source, room)
-    return Reader(root / source.file, source.start, source.end, room, most, once)
 
 
 def _refuse_short(root: Path, group: Group, numbers: Sequence[memoryview], count: int) -> None:
     """Raise SurgeryError unless `count` elements of each source are there."""
     for source, data in zip(group, numbers, strict=True):
-        if len(data) < count * ITEM.get(source.dtype, 1):
+        if len(data) < count * width(source.dtype):
             name = root / next(iter(_names([source])))
             raise SurgeryError(f"{name} shrank while it was being read", next="try again")
 

@@ -333,7 +333,6 @@ def test_nothing_else_is_done_to_the_step_at_once(other: dict[str, Any]) -> None
 
 
 OTHER_STATES = [
-    pytest.param("adamw8bit", "keeps its moments in state1", marks=pytest.mark.formats),
     ("torch.RMSprop", "keeps"),
     ("torch.Adamax", "keeps"),
 ]
@@ -341,26 +340,11 @@ OTHER_STATES = [
 
 @pytest.mark.parametrize(("kind", "reason"), OTHER_STATES)
 def test_an_optimizer_of_other_states_is_refused(tmp_path: Path, kind: str, reason: str) -> None:
-    """8-bit states are codes; others keep more than Adam's two moments, or other ones."""
+    """They keep more than Adam's two moments, or other ones."""
     run = saved(tmp_path / "run", Options(stage=1, model="wide"), 1, 1)
     source = saved(tmp_path / "source", Options(stage=1, model="wide", optimizer=kind))
     assert reason in refused(run, source)
     assert refused(source, saved(tmp_path / "more", Options(stage=2, model="wide")))
-
-
-@pytest.mark.formats
-def test_codes_of_8_bits_do_not_stay_without_a_word(tmp_path: Path) -> None:
-    """Where an optimizer of the same names keeps whole numbers, and where both keep codes."""
-    coded = Options(stage=0, model="wide", optimizer="adamw8bit")
-    plain = replace(coded, optimizer="adamw")
-    order = tmp_path / "order.txt"
-    order.write_text(
-        "\n".join(f"{i}.weight" for i in (0, 2)) + "\n0.bias\n1.weight\n1.bias\n2.bias"
-    )
-    options = {"coded": coded, "again": coded, "plain": plain}
-    steps = {name: saved(tmp_path / name, each, steps=1) for name, each in options.items()}
-    for run, source in (("coded", "plain"), ("plain", "coded"), ("coded", "again")):
-        assert "keeps its moments in state1" in refused(steps[run], steps[source], order=str(order))
 
 
 def test_a_truncated_source_and_one_that_changes_are_refused(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ def main() -> None:
     parser.add_argument("stop", type=int)
     parser.add_argument("--max-steps", type=int, default=12)
     parser.add_argument("--scheduler", default="cosine")
+    parser.add_argument("--optim", default="adamw_torch")
+    parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--anew", action="store_true", help="do not resume")
     wanted = parser.parse_args()
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(wanted.run / "runs")
@@ -51,12 +53,12 @@ def trainer(wanted: argparse.Namespace) -> Any:
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    config = GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+    config = GPT2Config(vocab_size=32, n_positions=8, n_embd=wanted.width, n_layer=1, n_head=1)
     arguments = TrainingArguments(
         output_dir=str(wanted.run), max_steps=wanted.max_steps, save_steps=2,
         save_strategy="steps", warmup_steps=2, per_device_train_batch_size=4, learning_rate=PEAK,
         lr_scheduler_type=wanted.scheduler, report_to=["tensorboard"], use_cpu=True,
-        weight_decay=0.1, logging_steps=1,
+        weight_decay=0.1, logging_steps=1, optim=wanted.optim,
     )  # fmt: skip
     return Trainer(
         model=GPT2LMHeadModel(config), args=arguments, train_dataset=Words(), callbacks=[Stop()]

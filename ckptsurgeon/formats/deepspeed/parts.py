@@ -26,6 +26,7 @@ from ckptsurgeon.formats.deepspeed.parallel import (
     sizes,
 )
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
+from ckptsurgeon.formats.fields.constants import CODES
 from ckptsurgeon.formats.fields.values import MOMENTS, NUMBER, Box, Part, Place
 from ckptsurgeon.formats.places import optimizer_state
 from ckptsurgeon.hints import command
@@ -253,7 +254,9 @@ def _partitions(
             flats = enumerate(outer[key])
             yield "master", [Place(item.file, (*item.outer, key, i), flat) for i, flat in flats]
     for kind in MOMENTS:
-        yield kind, moments[kind].get(item.file, [])
+        places = moments[kind].get(item.file, [])
+        coded = any(isinstance(p.value, Tensor) and p.value.dtype == CODES for p in places)
+        yield kind, [] if coded else places
 
 
 # --- experts: each rank counts its own from 0 ----------------------------------------------------

@@ -20,6 +20,8 @@ QUANTIZED = {
     "exp_avg_sq": ("state2", "absmax2", "qmap2"),
 }
 """bitsandbytes: codes, scales of their blocks, code book."""
+CODES = "uint8"
+"""The dtype of codes; what is too small for them is kept under the same keys as numbers."""
 ODD = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
     ValueError,

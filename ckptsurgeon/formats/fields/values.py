@@ -129,6 +129,13 @@ class Codes(NamedTuple):
     scale: Place
     book: Place
 
+    @property
+    def block(self) -> int:
+        """How many elements one scale is of: a power of two, of which the last block may lack some;
+        all elements where there is one scale."""
+        least: int = -(-self.place.value.numel // max(1, self.scale.value.numel))
+        return 1 << max(0, least - 1).bit_length()
+
 
 class Adam(NamedTuple):
     """What the moments of a strip were made with: the updates that its optimizer counted, betas,

@@ -14,7 +14,7 @@ from ckptsurgeon.files.archives.storage_edit import contiguous as contiguous
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.capabilities import HasPadding, NamesMoments
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.fields.constants import QUANTIZED
+from ckptsurgeon.formats.fields.constants import CODES, QUANTIZED
 from ckptsurgeon.formats.fields.values import (
     MOMENTS,
     NUMBER,
@@ -160,7 +160,7 @@ class Settings:
     def _index(self, state: Mapping[str, Place]) -> int | None:
         """The group that lists the number of the state, if states are numbered."""
         first = next(iter(state.values()), None)
-        number = None if first is None else _numbered(first)
+        number = None if first is None else numbered(first)
         for group, numbers in self.group["params"].items():
             if isinstance(numbers, (list, tuple)) and number in numbers:
                 return group
@@ -208,7 +208,7 @@ def _strip(
         if key in state:
             tensors["master"] = state[key]
     tensors = {kind: place for kind, place in tensors.items() if isinstance(place.value, Tensor)}
-    codes = {kind: found for kind in MOMENTS if (found := _codes(state, kind))}
+    codes = {kind: found for kind in MOMENTS if (found := codes_of(state, kind))}
     if any(kind not in tensors and kind not in codes for kind in MOMENTS):
         # Of 32 bits where a parameter is small, which bitsandbytes numbers all the same.
         for kind, (key, _, _) in QUANTIZED.items():
@@ -229,12 +229,12 @@ def _strip(
     )
 
 
-def _codes(state: Mapping[str, Place], kind: str) -> Codes | None:
+def codes_of(state: Mapping[str, Place], kind: str) -> Codes | None:
     places = [state.get(key) for key in QUANTIZED[kind]]
     if any(place is None or not isinstance(place.value, Tensor) for place in places):
         return None
     found = Codes(*(place for place in places if place is not None))
-    return found if found.place.value.dtype == "uint8" else None
+    return found if found.place.value.dtype == CODES else None
 
 
 def _alike(place: Place, first: Place) -> bool:
@@ -273,13 +273,13 @@ def _names(checkpoint: Checkpoint) -> dict[Any, str]:
 
 def _name(place: Place) -> str:
     """A name by the path, without the key itself."""
-    number = _numbered(place)
+    number = numbered(place)
     if number is not None:
         return f"{NUMBER}{number}"
     return str(place.path[-2]) if len(place.path) > 1 else place.file.stem
 
 
-def _numbered(place: Place) -> int | None:
+def numbered(place: Place) -> int | None:
     """The number of the state that a place is in, as torch numbers parameters."""
     return next((key for key in reversed(place.path[:-1]) if isinstance(key, int)), None)
 

@@ -15,13 +15,13 @@ from ckptsurgeon.look.vitals.reader import Reader
 class Decoder:
     """The numbers of one moment, block by block. `beta` is that of its mean."""
 
-    def __init__(self, reader: Reader, coded: Coded, numel: int, beta: float) -> None:
+    def __init__(self, reader: Reader, coded: Coded, beta: float) -> None:
         import numpy
 
         self.coded, self.reader = coded, reader
         scales = _floats(reader, coded.scales, coded.blocks)
         book = _floats(reader, coded.book, coded.entries)
-        self.block = -(-numel // max(1, coded.blocks))
+        self.block = coded.block
         self.scales, self.book = scales, book.astype("f4")
         order = numpy.argsort(book)
         gaps = numpy.diff(book[order], prepend=book[order][:1], append=book[order][-1:])

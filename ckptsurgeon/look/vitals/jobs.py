@@ -32,13 +32,14 @@ class Range:
 @dataclass(frozen=True)
 class Coded:
     """Elements of one byte: where they are, where the scales of their blocks and the numbers of
-    their code book are, and how many of both there are."""
+    their code book are, how many of both there are, and how many elements are in a block."""
 
     codes: Range
     scales: Range
     book: Range
     blocks: int
     entries: int
+    block: int
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,9 @@ class Planner:
             scales, book = found.scale.value, found.book.value
             numbers = scales.dtype == book.dtype == "float32"
             if len(parts) == 3 and numbers and found.place.value.numel == strip.numel:
-                out[kind] = Coded(parts[0], parts[1], parts[2], scales.numel, book.numel)
+                out[kind] = Coded(
+                    parts[0], parts[1], parts[2], scales.numel, book.numel, found.block
+                )
         return out
 
     def range(self, checkpoint: Checkpoint, strip: Strip, kind: str) -> Range | None:

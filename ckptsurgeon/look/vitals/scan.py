@@ -92,8 +92,7 @@ def _decoded(job: Job, adam: Adam, reader: Reader, out: Reading, observe: bool) 
 
     betas = adam.betas if adam.betas is not None and len(adam.betas) == 2 else (0.9, 0.999)
     first, second = (
-        Decoder(reader, job.coded[kind], job.numel, beta)
-        for kind, beta in zip(MOMENTS, betas, strict=True)
+        Decoder(reader, job.coded[kind], beta) for kind, beta in zip(MOMENTS, betas, strict=True)
     )
     if not (first.fits and second.fits):
         return
