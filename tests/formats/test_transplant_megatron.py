@@ -13,6 +13,7 @@ import torch
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.recipe.file import from_data
 from tests.support.launch import run_module
+from tests.support.newest_megatron import by
 from tests.support.snapshot import snapshot
 
 pytestmark = [
@@ -28,8 +29,12 @@ KINDS = {
     "legacy-plain": ["--sharding", "legacy", "--no-distributed"],
     "fully": ["--sharding", "fully_reshardable"],
     "dist-plain": ["--sharding", "fully_reshardable", "--no-distributed"],
+    "newest": ["--sharding", "fully_reshardable"],
 }
-MOVES = [(a, b) for a in KINDS for b in KINDS if a != b]
+NEWEST = ("newest", "fully"), ("fully", "newest"), ("newest", "legacy"), ("newest", "newest")
+"""Those of the newest megatron-core, and of the one of the environment."""
+OWN = [(a, b) for a in KINDS for b in KINDS if a != b and "newest" not in (a, b)]
+MOVES = [*OWN, *NEWEST]
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +42,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of each kind a run, one of a single step and another seed, and what the first holds after a
     load. What can be resharded is saved by two ranks, and loaded by one."""
     folder = tmp_path_factory.mktemp("megatron")
-    for name, flags in KINDS.items():
-        ranks = 2 if name == "fully" else 1
+    for name, kind in KINDS.items():
+        flags = [*kind, *by(name)]
+        ranks = 2 if name in ("fully", "newest") else 1
         run_module(PROGRAM, "save", folder / name, *flags, ranks=ranks)
         fresh = ("--steps", "1", "--seed", "7")
         run_module(PROGRAM, "save", folder / f"fresh-{name}", *flags, *fresh, ranks=ranks)
@@ -59,7 +65,7 @@ def test_the_library_holds_each_tensor_of_the_source(
     assert look.verify(Run.open(run), level=4).findings == ()
     copy = tmp_path / "loaded"
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns(".ckptsurgeon"))
-    run_module(PROGRAM, "gather", copy, *KINDS[target])
+    run_module(PROGRAM, "gather", copy, *KINDS[target], *by(target))
     held, wanted = (torch.load(f.with_name(f"{f.name}.pt")) for f in (copy, runs / source))
     assert held.keys() == wanted.keys()
     for name, tensors in wanted.items():
