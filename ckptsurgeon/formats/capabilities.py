@@ -191,12 +191,12 @@ class CountsMore(Capability, ABC):
         """Every place of each, with its name."""
 
 
-class SavesWeightsTwice(Capability, ABC):
-    """Its weights may lie beside what a resume loads once more, for other readers."""
+class HasMoreWeights(Capability, ABC):
+    """It has weights that are none of `parts`: which no update reaches, or for other readers."""
 
     @abstractmethod
     def all_parts(self) -> list[Part]:
-        """`parts`, and those of the weights beside them: all of them must become new together."""
+        """`parts`, and those of all other weights: all of them become new in another model's."""
 
 
 class HasForms(Capability, ABC):

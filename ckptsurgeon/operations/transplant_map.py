@@ -77,7 +77,8 @@ def _rows(tensors: Tensors, name: str) -> list[Mapped]:
         return [Mapped(name, size, REFUSED, tuple(kinds), sources, (), refused)]
     if not origins:
         return [Mapped(name, size, FRESH, tuple(kinds))]
-    return [
+    ways = tensors.ways(name, kinds)
+    rows = [
         Mapped(
             name,
             size,
@@ -86,8 +87,10 @@ def _rows(tensors: Tensors, name: str) -> list[Mapped]:
             tuple(_source(tensors, source) for source in way.sources),
             tuple(_how(tensors, name, way)),
         )
-        for way, some in tensors.ways(name, kinds)
+        for way, some in ways
     ]
+    rest = tuple(kind for kind in kinds if not any(kind in some for _, some in ways))
+    return [*rows, Mapped(name, size, FRESH, rest)] if rest else rows
 
 
 def _source(tensors: Tensors, name: str) -> Named:

@@ -42,11 +42,11 @@ class Stretches:
             origins.setdefault(read_as(part, theirs), []).append(part)
         for kind, parts in origins.items():
             for each in theirs[kind]:
-                coded = (each.place.file, each.place.path) in self._theirs
-                if not coded and each.place.value.dtype not in ITEM:
+                coded, dtype = (each.place.file, each.place.path) in self._theirs, _dtype(each)
+                if not coded and dtype not in ITEM and {dtype} != {*map(_dtype, parts)}:
                     raise SurgeryError(
                         f"{parts[0].parameter}: the {kind} of the source are "
-                        f"{each.place.value.dtype}, which can't be computed with",
+                        f"{dtype}, which can't be computed with",
                         next="transplant from an optimizer that keeps floats",
                     )
             found = Turned(theirs[kind]) if turned else Found(theirs[kind], parts)
@@ -63,11 +63,13 @@ class Stretches:
                 next=command("show", why="what each of the two runs has"),
             ) from None
         sources = tuple(source for term in terms for source in term)
-        if (part.place.file, part.place.path) not in self._own:
+        coded = (part.place.file, part.place.path) in self._own
+        if not coded and _dtype(part) in ITEM:
             return change(self._run, part, "copy", (sources,), (), LABEL)
-        new = Computed("copy", FLOATS, (part.end - part.start) * ITEM[FLOATS], (sources,))
+        dtype = FLOATS if coded else _dtype(part)
+        size = (part.end - part.start) * ITEM_BYTES[dtype]
+        new = Computed("copy", dtype, size, (sources,), label=LABEL)
         file, field = self._run.relative(part.place.file), f"{part.kind} of {part.parameter}"
-        new = replace(new, label=LABEL)
         return Change(file, field, "values", new, part.place.path, (part.start, part.end))
 
     def _term(self, band: Band) -> list[Plain]:
@@ -108,6 +110,10 @@ class Stretches:
                     else:
                         found.append(decoded(self._run, self._donor, codes, start, end))
         return found
+
+
+def _dtype(part: Part) -> str:
+    return str(part.place.value.dtype)
 
 
 def read_as(part: Part, theirs: Kinds) -> str:

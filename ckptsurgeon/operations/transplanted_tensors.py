@@ -8,8 +8,8 @@ from contextlib import suppress
 from functools import cached_property
 
 from ckptsurgeon.errors import SurgeryError, first_few
-from ckptsurgeon.formats import Checkpoint, Part, Place
-from ckptsurgeon.formats.capabilities import HasHeads, SavesWeightsTwice
+from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
+from ckptsurgeon.formats.capabilities import HasHeads, HasMoreWeights
 from ckptsurgeon.formats.fields.values import NUMBER
 from ckptsurgeon.formats.places.json_beside import transformers_config
 from ckptsurgeon.formats.tensors import coded
@@ -104,6 +104,8 @@ class Tensors:
         """What has more rows here, how many are filled, and of how many; the new ones stay."""
         self.cut: dict[str, tuple[int, int]] = {}
         """What has more rows in the source: how many are taken, and of how many."""
+        self._trained = {name for name, kinds in self.theirs.items() if kinds.keys() & {*MOMENTS}}
+        """What of the source has moments."""
         self._own_codes = own_codes
         self._stretches = Stretches(run, donor, own_codes, their_codes)
         with refusals.of():
@@ -118,7 +120,7 @@ class Tensors:
             self._refuse_lone_moments(used)
 
     def _parts(self, checkpoint: Checkpoint) -> coded.Moments:
-        able = SavesWeightsTwice.optional(checkpoint)
+        able = HasMoreWeights.optional(checkpoint)
         parts = list(unstacked(checkpoint.parts() if able is None else able.all_parts()))
         more = coded.Moments([], {})
         with self.refusals.of():
@@ -149,9 +151,28 @@ class Tensors:
         return {name: ways[0].sources[0] for name, ways in self.origins.items()}
 
     @property
+    def unfrozen(self) -> list[str]:
+        """What is trained here, and was not in the source: its moments stay."""
+        return [n for n in self.origins if self._is_trained(n) and not self._was_trained(n)]
+
+    @property
+    def frozen(self) -> list[str]:
+        """What was trained in the source, and is not here: its moments are left behind."""
+        return [n for n in self.origins if not self._is_trained(n) and self._was_trained(n)]
+
+    def _is_trained(self, name: str) -> bool:
+        return bool(self.own[name].keys() & {*MOMENTS})
+
+    def _was_trained(self, name: str) -> bool:
+        """Whether the source has moments of it; of a step without any it is not known."""
+        sources = {each for way in self.origins[name] for each in way.sources}
+        return not self._trained or not sources.isdisjoint(self._trained)
+
+    @property
     def differing(self) -> bool:
         """Whether a parameter of either is not in the other, or not all of it."""
-        return bool(self.fresh or self.left or self.grown or self.cut)
+        partly = self.grown or self.cut or self.unfrozen or self.frozen
+        return bool(self.fresh or self.left or partly)
 
     def sentences(self) -> list[str]:
         """What is not filled, and what is not taken."""
@@ -164,7 +185,10 @@ class Tensors:
             "them": _rows(self.grown),
             "smaller here, and the rows after those are left behind": _rows(self.cut),
             "not in this run, and left behind": self.left,
-        }
+            "not trained in the source: their moments stay as the new trainer made them":
+                self.unfrozen,
+            "not trained here: their moments are left behind": self.frozen,
+        }  # fmt: skip
         return [f"{text}: {first_few(names)}" for text, names in said.items() if names]
 
     def changes(self) -> list[Change]:
@@ -204,7 +228,10 @@ class Tensors:
         has nowhere, and for one that it has in two places."""
         origins = self.origins.get(name, [])
         out: list[tuple[Origin, Kinds]] = [(way, {}) for way in origins]
+        stay = {*MOMENTS} if origins and not self._was_trained(name) else ()
         for kind, parts in kinds.items() if origins else ():
+            if kind in stay:
+                continue
             for kinds_of in ({kind}, HELD if kind in HELD else {kind}):
                 found = [i for i, way in enumerate(origins) if self._has(way, kinds_of)]
                 if found:

@@ -101,6 +101,8 @@ PAIRS = {
     "zero1-to-zero3-on-two-ranks": ((Options(stage=1), 1), (Options(stage=3), 2)),
     "fp32-to-bf16": ((Options(stage=1), 1), (replace(BF16, stage=1), 1)),
     "bf16-to-fp32": ((replace(BF16, stage=1), 2), (Options(stage=1), 1)),
+    "fp16-to-bf16": ((Options(stage=2, dtype="fp16"), 1), (replace(BF16, stage=1), 1)),
+    "fp32-to-fp16": ((Options(stage=1), 1), (Options(stage=2, dtype="fp16"), 1)),
 }
 
 

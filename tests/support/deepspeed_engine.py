@@ -73,6 +73,8 @@ def _model(kind: str) -> Any:
     from torch import nn
 
     torch.manual_seed(0)
+    if kind in ("adapter", "other adapter", "unfrozen"):
+        return _adapted(kind)
     if kind.startswith("moe"):
         return _moe(2 if kind == "moe-on-two-ranks" else 1)
     if kind == "wide":  # 8-bit optimizers keep fewer than 4096 elements in 32 bits
@@ -83,6 +85,25 @@ def _model(kind: str) -> Any:
         return _words(20 if kind == "more words" else 12)
     deeper = [nn.Linear(8, 8)] if kind == "deeper" else []
     return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), *deeper)
+
+
+def _adapted(kind: str) -> Any:
+    """A frozen layer beside one that is trained, and a norm with buffers; `unfrozen` trains all.
+    The first two begin with other weights."""
+    import torch
+    from torch import nn
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1 if kind == "adapter" else 2)
+            self.base, self.adapter, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.BatchNorm1d(8)
+            self.base.requires_grad_(kind == "unfrozen")
+
+        def forward(self, x: Any) -> Any:
+            return self.norm(self.base(x) + self.adapter(x))
+
+    return Adapted()
 
 
 def _wide(kind: str) -> Any:
@@ -145,8 +166,9 @@ def _moe(ranks: int) -> Any:
 
 
 def _groups(model: Any, options: Options) -> list[dict[str, Any]]:
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim >= 2]
+    vectors = [p for p in trained if p.ndim < 2]
     groups = [
         {"params": matrices, "weight_decay": 0.1, "name": "matrices"},
         {"params": vectors, "weight_decay": 0.0, "name": "vectors"},

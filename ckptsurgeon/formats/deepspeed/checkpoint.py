@@ -15,6 +15,7 @@ from ckptsurgeon.formats.capabilities import (
     CountsMore,
     HasForms,
     HasHeads,
+    HasMoreWeights,
     HasReplicas,
     HasWeights,
     NamesMoments,
@@ -30,6 +31,7 @@ from ckptsurgeon.formats.deepspeed import (
     precision,
     replicas,
     soundness,
+    still,
     universal,
     weights,
 )
@@ -77,6 +79,7 @@ class DeepSpeedCheckpoint(
     CountsMore,
     HasForms,
     HasHeads,
+    HasMoreWeights,
     HasReplicas,
     HasWeights,
     NamesMoments,
@@ -173,6 +176,15 @@ class DeepSpeedCheckpoint(
         """See `parts`."""
         with understood(self.path):
             return parts.parts(self)
+
+    def all_parts(self) -> list[Part]:
+        """See `still`."""
+        return self.with_still(self.parts())
+
+    def with_still(self, found: list[Part]) -> list[Part]:
+        """The parts, and those that no update reaches."""
+        with understood(self.path):
+            return [*found, *still.still(self, found)]
 
     def replicas(self) -> list[Replica]:
         """See `replicas`."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.capabilities import SavesWeightsTwice
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import DeepSpeed
 from ckptsurgeon.formats.fields.constants import SAFE
@@ -32,7 +31,7 @@ class Engine(DeepSpeed):
 
 
 @dataclass
-class EngineCheckpoint(SafetensorsBeside, DeepSpeedCheckpoint, SavesWeightsTwice):
+class EngineCheckpoint(SafetensorsBeside, DeepSpeedCheckpoint):
     """`schedulers` are (file, path of the state) that the engine's trainer loads after it;
     `doubts` what else a reader of its promise must know."""
 
@@ -64,7 +63,7 @@ class EngineCheckpoint(SafetensorsBeside, DeepSpeedCheckpoint, SavesWeightsTwice
     def all_parts(self) -> list[Part]:
         """Of safetensors, as each file has its names; refused for the others."""
         self._refuse(BINS)
-        found = super().parts()
+        found = self.with_still(super().parts())
         cuts = {part.parameter: part.cut for part in found}
         for file in sorted(self.path.glob(f"*{SAFE}")):
             for name, place in self.tensors(file).items():

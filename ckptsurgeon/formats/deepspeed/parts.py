@@ -80,9 +80,8 @@ def _refuse_nameless(checkpoint: DeepSpeedShards, item: Optimizer) -> None:
 def stretches(checkpoint: DeepSpeedShards, strict: bool = False) -> Iterator[Part]:
     """What is known of whose each stretch is, also where that does not do for an edit: weights may
     have no masters, and partitions without names are passed over unless it is `strict`."""
-    weights = list(saved_weights(checkpoint, _experts_are_known(checkpoint)))
     if not checkpoint.sharded:
-        yield from weights
+        yield from saved_weights(checkpoint, _experts_are_known(checkpoint))
         yield from _numbered(checkpoint)
         return
     copied = list(_universal(checkpoint))
@@ -91,7 +90,20 @@ def stretches(checkpoint: DeepSpeedShards, strict: bool = False) -> Iterator[Par
     if not _converted(checkpoint):
         yield from copied
     if checkpoint.stage() < 3:
-        yield from _renamed(checkpoint, weights, {part.parameter for part in flat})
+        yield from named_weights(checkpoint, flat)
+
+
+def named_weights(checkpoint: DeepSpeedShards, known: Iterable[Part]) -> Iterator[Part]:
+    """All saved weights, under the names of their masters among `known`."""
+    weights = list(saved_weights(checkpoint, _experts_are_known(checkpoint)))
+    masters = {part.parameter for part in known if part.kind == "master"}
+    yield from _renamed(checkpoint, weights, masters)
+
+
+def trainable(checkpoint: DeepSpeedShards) -> set[str]:
+    """The names of what updates reach, as far as the model files say."""
+    groups = (g for tree in checkpoint.models().values() for g in tree.get("param_shapes") or ())
+    return {str(name) for group in groups for name in group}
 
 
 def refuse_universal(checkpoint: DeepSpeedShards) -> None:
@@ -135,13 +147,13 @@ def _renamed(
 def _trained(checkpoint: DeepSpeedShards, found: Sequence[Part]) -> Iterator[Part]:
     """All but buffers and frozen weights. Raises SurgeryError for others without a master."""
     masters = {part.parameter for part in found if part.kind == "master"}
-    still: set[str] = set()
+    still, reached = set(), trainable(checkpoint)
     for tree in checkpoint.models().values():
         still |= {*(tree.get("buffer_names") or ()), *(tree.get("frozen_param_shapes") or ())}
     for part in found:
         if part.kind != "weights" or part.parameter in masters:
             yield part
-        elif part.parameter not in still:
+        elif part.parameter not in still and (part.parameter in reached or not reached):
             raise SurgeryError(
                 f"{part.parameter} has weights in {part.place.file.name} and no fp32 master in any "
                 "shard",
@@ -159,6 +171,12 @@ def _gated(checkpoint: DeepSpeedShards) -> bool:
     return any(map(is_gated, checkpoint.models().values()))
 
 
+def tensor_rank(checkpoint: DeepSpeedShards, path: Path) -> TensorRank:
+    """That of a model file."""
+    ranks = _tensor_ranks(checkpoint)
+    return TensorRank(model_rank(path.name) % ranks, ranks, _gated(checkpoint))
+
+
 def saved_weights(checkpoint: DeepSpeedShards, experts: bool) -> Iterator[Part]:
     """In the layer files of a pipeline, else in the model files; a cut is a tensor rank. Those of
     experts are named as all ranks count them."""
@@ -171,7 +189,7 @@ def saved_weights(checkpoint: DeepSpeedShards, experts: bool) -> Iterator[Part]:
             prefix, rank = f"{int(match[1])}.", TensorRank(int(match[2] or 0), tensor, gated)
             yield from _tensors(path, (), checkpoint.trees[path], prefix, rank)
     for path, tree in checkpoint.models().items() if not layers else ():
-        rank = TensorRank(model_rank(path.name) % tensor, tensor, gated)
+        rank = tensor_rank(checkpoint, path)
         yield from _tensors(path, ("module",), tree.get("module") or {}, "", rank)
     files = _expert_files(checkpoint) if experts else []
     checkpoint.read(files)
