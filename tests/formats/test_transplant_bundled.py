@@ -1,5 +1,6 @@
-"""GPT-2 of transformers goes on in the bundled trainer, and back, by the page that is shipped: each
-with the losses that the other one has next on the same samples.
+"""GPT-2 of transformers, and a GPT with the names of Megatron-DeepSpeed, go on in the bundled
+trainer, and back, by the pages that are shipped: each with the losses that the other one has next
+on the same samples.
 
 Run by `make test-formats`."""
 
@@ -56,7 +57,10 @@ class Trainers:
             words = [f"save={root}", f"data={self.corpus}", f"train_iters={stop}", *OWN]
             with one_rank() as device:
                 return train_one([*words, f"init_method_std={0.02 + seed / 100}"], device)[1]
-        told = ("tests.support.gpt2s", "conv1d", root, stop, seed, self.batches)
+        told: tuple[object, ...] = ("tests.support.gpt2s", "conv1d", root)
+        if kind == "megatron":
+            told = ("tests.support.megatron_gpt", root)
+        told = (*told, stop, seed, self.batches)
         done = run_module(*told, environment={"PYTHONWARNINGS": "ignore"})
         (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
         return {int(step): loss for step, loss in json.loads(line).items()}
@@ -65,25 +69,29 @@ class Trainers:
 @pytest.fixture(scope="module")
 def trainers(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Trainers:
     made = Trainers(tmp_path_factory.mktemp("trainers"), corpus)
-    for kind in ("bundled", "transformers"):
+    for kind in ("bundled", *PAGES):
         made.train(kind, made.folder / kind, STEP)
         made.train(kind, made.folder / f"fresh {kind}", 1, 7)
     return made
 
 
-def filled(run: Path, source: Path) -> Plan:
-    order = next(root / "order.txt" for root in (run, source) if (root / "order.txt").exists())
-    section = {
-        "source": str(source), "step": STEP, "names": "gpt2-huggingface-bundled",
-        "order": str(order),
-    }  # fmt: skip
+PAGES = {
+    "transformers": "gpt2-huggingface-bundled", "megatron": "gpt-megatron-deepspeed-bundled",
+}  # fmt: skip
+
+
+def filled(run: Path, source: Path, other: str) -> Plan:
+    section = {"source": str(source), "step": STEP, "names": PAGES[other]}
+    for root in (run, source):
+        if (root / "order.txt").exists():
+            section["order"] = str(root / "order.txt")
     made = plan(Run.open(run), from_data({"transplant": section}))
     surgery.apply(Run.open(run), made)
     assert look.verify(Run.open(run), level=4).findings == ()
     return made
 
 
-PAIRS = [("transformers", "bundled"), ("bundled", "transformers")]
+PAIRS = [pair for other in PAGES for pair in ((other, "bundled"), ("bundled", other))]
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
@@ -93,7 +101,7 @@ def test_the_next_losses_are_those_of_the_source(
     run, on = tmp_path / "run", tmp_path / "on"
     shutil.copytree(trainers.folder / f"fresh {target}", run)
     shutil.copytree(trainers.folder / source, on)
-    made = filled(run, trainers.folder / source)
+    made = filled(run, trainers.folder / source, target if source == "bundled" else source)
     assert not any("left" in text for text in made.warnings), made.warnings
     seen = None if made.promise is None else made.promise.consumed_samples
     if seen is not None:  # the Trainer counts no samples: what the bundled one goes on with
@@ -108,8 +116,8 @@ def test_there_and_back_is_the_step_that_was_saved(trainers: Trainers, tmp_path:
     run, back = tmp_path / "run", tmp_path / "back"
     shutil.copytree(trainers.folder / "fresh bundled", run)
     shutil.copytree(trainers.folder / "fresh transformers", back)
-    filled(run, trainers.folder / "transformers")
-    filled(back, run)
+    filled(run, trainers.folder / "transformers", "transformers")
+    filled(back, run, "transformers")
     steps = [root / f"checkpoint-{STEP}" for root in (trainers.folder / "transformers", back)]
     known, again = (load_file(step / "model.safetensors") for step in steps)
     assert known.keys() == again.keys()
@@ -117,3 +125,32 @@ def test_there_and_back_is_the_step_that_was_saved(trainers: Trainers, tmp_path:
     wanted, states = (torch.load(step / "optimizer.pt")["state"] for step in steps)
     for number, state in wanted.items():
         assert all(torch.equal(states[number][key], state[key]) for key in state), number
+
+
+def test_the_nested_weights_of_megatron_come_back_too(trainers: Trainers, tmp_path: Path) -> None:
+    """Every tensor of the step; of the flat ones all but the padding, of which there is none."""
+    run, back = tmp_path / "run", tmp_path / "back"
+    shutil.copytree(trainers.folder / "fresh bundled", run)
+    shutil.copytree(trainers.folder / "fresh megatron", back)
+    filled(run, trainers.folder / "megatron", "megatron")
+    filled(back, run, "megatron")
+    known, found = (tensors(root) for root in (trainers.folder / "megatron", back))
+    nested = [path for path in known if "language_model" in path and "module" in path]
+    assert known.keys() == found.keys() and len(nested) == 28
+    assert [path for path in known if not torch.equal(known[path], found[path])] == []
+
+
+def tensors(root: Path) -> dict[tuple[object, ...], torch.Tensor]:
+    """By file and key path."""
+    out: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def walk(tree: object, path: tuple[object, ...]) -> None:
+        if isinstance(tree, torch.Tensor):
+            out[path] = tree
+        items = tree.items() if isinstance(tree, dict) else ()
+        for key, value in enumerate(tree) if isinstance(tree, (list, tuple)) else items:
+            walk(value, (*path, key))
+
+    for file in sorted((root / f"global_step{STEP}").glob("*.pt")):
+        walk(torch.load(file, weights_only=False), (file.name,))
+    return out

@@ -205,11 +205,14 @@ def _tensors(
     prefix: str,
     rank: TensorRank,
 ) -> Iterator[Part]:
-    """Of the dict at `inside` in one file, which is of a tensor rank."""
+    """Of the dict at `inside` in one file, which is of a tensor rank; Megatron without pipelines
+    has one in another."""
     for name, value in found.items():
+        if isinstance(value, Mapping):
+            yield from _tensors(file, (*inside, name), value, f"{prefix}{name}.", rank)
         if isinstance(value, Tensor):
             place = Place(file, (*inside, name), value)
-            block = box(str(name), value.size, rank)
+            block = box(f"{prefix}{name}", value.size, rank)
             yield Part.whole(f"{prefix}{name}", str(rank.number), "weights", place, block)
 
 
