@@ -28,8 +28,11 @@ pytestmark = [
 STEP, MORE = 4, 5
 TORCHTITAN, MEGATRON = "llama-huggingface-torchtitan", "llama-huggingface-megatron"
 FSDP, ENGINES = "hugging_face-fsdp", tuple(f"hugging_face-zero-{stage}" for stage in (1, 2, 3))
-CUT = {"tensor-megatron": "--tensor", "staged-megatron": "--stages"}
-"""Those that two ranks share, and how."""
+CUT = {
+    "tensor-megatron": ("--tensor", "2"), "staged-megatron": ("--stages", "2"),
+    "cut-and-staged-megatron": ("--tensor", "2", "--stages", "2"),
+}  # fmt: skip
+"""Those that two or four ranks share, and how."""
 LIBRARIES = (
     "hugging_face", FSDP, *ENGINES, "titan", "fused-titan", "megatron", *CUT,
 )  # fmt: skip
@@ -64,7 +67,7 @@ def train(library: str, root: Path, stop: int, *more: str) -> dict[int, float]:
     if library.endswith("megatron"):
         words = ["tests.support.megatron_llama"]
         if library in CUT:
-            ranks, more = 2, (*more, CUT[library], "2")
+            ranks, more = 2 ** (len(CUT[library]) // 2), (*more, *CUT[library])
     environment = {"PYTHONWARNINGS": "ignore"}
     if library == FSDP:
         environment["ACCELERATE_USE_CPU"], ranks = "true", 2
