@@ -61,7 +61,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Receipt:
-    """An applied plan, kept. `inverse` are the edits that bring back the state before, in order."""
+    """An applied plan, kept. `inverse` are the edits that bring back the state before, in order.
+
+    `read` are the files of another run that numbers were read from, as they were; the changes do
+    not say which bytes of them, as 10,000 shards would take 20 MB for that."""
 
     id: str
     title: str
@@ -80,3 +83,4 @@ class Receipt:
     steps: tuple[int, ...] = ()
     logs: tuple[str, ...] = ()
     restored: str = ""
+    read: tuple[Fingerprint, ...] = ()

@@ -16,7 +16,7 @@ from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import Hint, shell
 from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
-from ckptsurgeon.plans.edits import Change, Content, Rewrite
+from ckptsurgeon.plans.edits import AnyChange, Change, Computed, Content, Rewrite
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.transaction.home import HOME, RECEIPTS
@@ -186,6 +186,7 @@ def contents(receipt: Receipt, kept: bytes) -> dict[str, bytes]:
 
 def of(plan: Plan) -> Receipt:
     """The receipt that `plan` becomes, here and now."""
+    outside = set().union(*map(_outside, plan.changes))
     return Receipt(
         id=plan.id,
         title=plan.title,
@@ -195,11 +196,7 @@ def of(plan: Plan) -> Receipt:
         host=os.uname().nodename,
         version=VERSION,
         recipe=plan.recipe,
-        changes=tuple(
-            # What a log file got is on disk; a receipt says which file, and that it changed.
-            replace(change, content=Content(())) if isinstance(change, Rewrite) else change
-            for change in plan.changes
-        ),
+        changes=tuple(map(_shortened, plan.changes)),
         inverse=inverse(plan.edits, plan.id),
         promise=plan.promise,
         before=plan.before,
@@ -208,7 +205,26 @@ def of(plan: Plan) -> Receipt:
         steps=plan.steps,
         logs=plan.logs,
         restored=plan.restored,
+        read=tuple(each for each in plan.assumes if each.file in outside),
     )
+
+
+def _shortened(change: AnyChange) -> AnyChange:
+    """What a log file got is on disk: a receipt says which file, and that it changed. What numbers
+    of another run became tensors, too: it says which tensors, and the files of that run once."""
+    if isinstance(change, Rewrite):
+        return replace(change, content=Content(()))
+    if isinstance(change, Change) and isinstance(change.new, Computed) and _outside(change):
+        return replace(change, new=replace(change.new, terms=()))
+    return change
+
+
+def _outside(change: AnyChange) -> set[str]:
+    """The files of another run that its numbers are read from."""
+    new = change.new if isinstance(change, Change) else None
+    terms = new.terms if isinstance(new, Computed) else ()
+    files = {file for term in terms for source in term for file, _, _ in source.ranges()}
+    return {file for file in files if file.startswith("../") or Path(file).is_absolute()}
 
 
 def _user() -> str:

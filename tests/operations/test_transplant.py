@@ -17,6 +17,7 @@ import torch
 
 from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.plans.edits import Computed
 from ckptsurgeon.recipe.file import from_data
 from tests.support.deepspeed_engine import Options, build, launched, make, process_group, resume
 from tests.support.snapshot import exact_snapshot, snapshot
@@ -362,6 +363,21 @@ def test_a_truncated_source_and_one_that_changes_are_refused(tmp_path: Path) -> 
     with pytest.raises(SurgeryError, match=shard.name):
         transplanted(run, source)
     assert snapshot(run) == before
+
+
+def test_the_receipt_names_the_source_its_step_and_its_files(tmp_path: Path) -> None:
+    """As they were; and it does not grow with the pieces that they are read in."""
+    source = saved(tmp_path / "source", Options(stage=1))
+    run = saved(tmp_path / "run", Options(stage=2), 2, 1)
+    made = transplanted(run, source)
+    (receipt,) = Run.open(run).receipts()
+    assert receipt.title == f"transplant step {STEP} of {source}"
+    known = {each.file: each for each in made.assumes}
+    assert receipt.read == tuple(known[each.file] for each in receipt.read)
+    files = {(run / each.file).resolve() for each in receipt.read}
+    assert files == set((source / f"global_step{STEP}").iterdir())
+    tensors = [c.new for c in receipt.changes if isinstance(getattr(c, "new", None), Computed)]
+    assert tensors and all(new.terms == () and new.size for new in tensors)
 
 
 def test_a_parameter_of_one_run_alone_is_named(tmp_path: Path) -> None:
