@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,7 +39,32 @@ def order_of_each(
             f"the order has {lost[0]}, and neither of the two steps has weights by that name",
             next=f"write the names as the steps have them: {PAGE}",
         )
-    return [name for name in order if name in mine], [name for name in order if name in others]
+    if len(set(order)) == len(order):
+        return [name for name in order if name in mine], [name for name in order if name in others]
+    return _of_two(order, mine, others)
+
+
+def _of_two(order: Sequence[str], mine: Set[str], others: Set[str]) -> tuple[list[str], list[str]]:
+    """The names of each of two runs that share some of them, one run after the other. Raises
+    SurgeryError where it is not clear which of the two comes first."""
+    own = [i for i, name in enumerate(order) if name not in others]
+    their = [i for i, name in enumerate(order) if name not in mine]
+    first = [list(dict.fromkeys(n for n in order if n in names)) for names in (mine, others)]
+    last = [
+        list(dict.fromkeys(n for n in reversed(order) if n in names))[::-1]
+        for names in (mine, others)
+    ]
+    if first == last:
+        return first[0], first[1]
+    if own and their and own[-1] < their[0]:
+        return first[0], last[1]
+    if own and their and their[-1] < own[0]:
+        return last[0], first[1]
+    twice = next(name for i, name in enumerate(order) if name in order[:i])
+    raise SurgeryError(
+        f"the order has {twice} twice, and of which run it is there is not clear",
+        next=f"write all names of one run, and then all of the other: {PAGE}",
+    )
 
 
 def order_in(checkpoint: Checkpoint) -> list[str]:

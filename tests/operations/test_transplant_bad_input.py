@@ -14,6 +14,9 @@ import pytest
 
 from ckptsurgeon import Plan, Run, plan
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.formats import Part, Place
+from ckptsurgeon.operations.numbered_parameters import order_of_each
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.transaction import process
 from tests.support.deepspeed_engine import Options, build, client, make, process_group, train
@@ -98,3 +101,34 @@ def test_a_page_that_names_one_twice_or_leaves_out_a_part_is_refused(
     names.write_text(page)
     said, next = refused(runs / "fresh", runs / "source", names=str(names))
     assert PAGES[page] in said and next
+
+
+ORDERS: dict[str, tuple[str, str] | None] = {
+    "a b c d": ("a b", "c d"),
+    "c d a b": ("a b", "c d"),
+    "a x b c x d": ("a x b", "c x d"),
+    "c d x x a b": ("x a b", "c d x"),
+    "a x x c": ("a x", "x c"),
+    "x y y x": None,
+    "a x c x a": None,
+}
+"""What stands in the file, and the order of the run that is filled (a, b), and of the source."""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_order_of_two_runs_that_share_names_is_read_as_two(order: str) -> None:
+    names = order.split()
+    tensor = Tensor("float32", "0", 1, 0, (1,), (1,))
+    own, theirs = (
+        [
+            Part.whole(name, "0", "weights", Place(Path(), (name,), tensor))
+            for name in names if name not in others
+        ]
+        for others in ("cd", "ab")
+    )  # fmt: skip
+    wanted = ORDERS[order]
+    if wanted is None:
+        with pytest.raises(SurgeryError, match="twice, and of which run it is there is not clear"):
+            order_of_each(names, own, theirs)
+        return
+    assert tuple(" ".join(each) for each in order_of_each(names, own, theirs)) == wanted

@@ -63,7 +63,12 @@ def state(root: Path, rank: int) -> dict[str, list[torch.Tensor]]:
     return out
 
 
-@pytest.mark.parametrize(("stage", "target"), [(1, 1), (2, 1), (1, 2)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("stage", "target"), [
+    (1, 1), pytest.param(2, 1, marks=SLOW), pytest.param(1, 2, marks=SLOW),
+])  # fmt: skip
 def test_each_rank_gets_its_expert_and_gives_it_back(
     tmp_path: Path, stage: int, target: int
 ) -> None:
