@@ -31,12 +31,15 @@ def moments(checkpoint: Checkpoint, parts: Sequence[Part]) -> Moments:
     """The moments that are none of `parts`. In a flat tensor they lie as its masters do; others
     are of a number. Raises SurgeryError for states that are not Adam's, or whose codes can't be
     read."""
-    known = {(part.place.file, part.place.path) for part in parts}
     out = Moments([], {})
-    for each in checkpoint.state_dicts():
+    coded = [each for each in checkpoint.state_dicts() if FIRST in each.state]
+    if not coded:
+        return out
+    known, masters = {_located(part.place) for part in parts}, _flat(parts)
+    for each in coded:
         found = [state for state in owners(each).values() if FIRST in state]
         states = [state for state in found if _located(state[FIRST]) not in known]
-        flat = _flat(parts, each.file)
+        flat = list(masters.get(each.file, {}).values())
         if flat and states and len(flat) != len(states):
             raise _unlike(each.file, f"{len(states)} states and {len(flat)} flat tensors")
         for i, state in enumerate(states):
@@ -53,13 +56,14 @@ def _located(place: Place) -> Located:
     return place.file, place.path
 
 
-def _flat(parts: Sequence[Part], file: Path) -> list[list[Part]]:
-    """The masters in each flat tensor of a file, in its order."""
-    out: dict[Located, list[Part]] = {}
+def _flat(parts: Sequence[Part]) -> dict[Path, dict[Located, list[Part]]]:
+    """The masters in each flat tensor of each file, in its order."""
+    out: dict[Path, dict[Located, list[Part]]] = {}
     for part in parts:
-        if part.kind == "master" and part.place.file == file:
-            out.setdefault(_located(part.place), []).append(part)
-    return list(out.values())
+        if part.kind == "master":
+            found = out.setdefault(part.place.file, {})
+            found.setdefault(_located(part.place), []).append(part)
+    return out
 
 
 def _as(place: Place, kind: str, masters: Sequence[Part]) -> Iterator[Part]:
