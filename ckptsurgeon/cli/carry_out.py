@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon import report
+from ckptsurgeon.cli.on import Computed
 from ckptsurgeon.cli.options import (
     Cancelled,
     Common,
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from ckptsurgeon.plans.plan import Plan, Receipt
     from ckptsurgeon.run.run import Run
 
+BY_ITSELF = Computed()
+"""Threads of this process compute."""
+
 
 def one_liner(operation: Operation, name: str) -> Callable[..., None]:
     """The command `name` of an operation, with the options of every edit: it carries out the recipe
@@ -44,22 +48,28 @@ def one_liner(operation: Operation, name: str) -> Callable[..., None]:
         bundle = LogOneLiner
     elif any(kind.fills_parameters for kind in kinds):
         bundle = MapOneLiner
+    bundles: dict[str, type[Any]] = {"common": bundle}
+    if any(kind.computes for kind in kinds):
+        bundles["computed"] = Computed
 
-    def edit(*, common: OneLiner, **given: Any) -> None:
-        _or_print(common, request(**given))
+    def edit(*, common: OneLiner, computed: Computed = BY_ITSELF, **given: Any) -> None:
+        _or_print(common, request(**given), computed)
 
     signature = inspect.signature(request)
-    common = inspect.Parameter("common", inspect.Parameter.KEYWORD_ONLY, annotation=bundle)
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind)
+        for name, kind in bundles.items()
+    ]
     edit.__doc__ = request.__doc__
     edit.__name__ = request.__name__
-    edit.__annotations__ = {**parameter_types(request), "common": bundle}
+    edit.__annotations__ = {**parameter_types(request), **bundles}
     edit.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*signature.parameters.values(), common]
+        parameters=[*signature.parameters.values(), *more]
     )
     return edit
 
 
-def _or_print(common: OneLiner, recipe: Recipe) -> None:
+def _or_print(common: OneLiner, recipe: Recipe, computed: Computed) -> None:
     """Carry out the recipe of a one-line command, or print it."""
     if common.print_recipe:
         from ckptsurgeon.recipe.file import to_data
@@ -70,7 +80,7 @@ def _or_print(common: OneLiner, recipe: Recipe) -> None:
     if isinstance(common, MapOneLiner) and common.print_map:
         _print_map(common, recipe)
         return
-    operate(common, recipe)
+    operate(common, recipe, computed)
 
 
 def _print_map(common: MapOneLiner, recipe: Recipe) -> None:
@@ -87,7 +97,7 @@ def _print_map(common: MapOneLiner, recipe: Recipe) -> None:
     )
 
 
-def operate(common: Editing, recipe: Recipe) -> None:
+def operate(common: Editing, recipe: Recipe, computed: Computed = BY_ITSELF) -> None:
     """plan → print → confirm → apply → print → relaunch, for every recipe wherever it came from."""
     from ckptsurgeon import surgery
     from ckptsurgeon.operations.events import TensorBoard
@@ -96,20 +106,26 @@ def operate(common: Editing, recipe: Recipe) -> None:
     recipe = recipe.but(why=common.why)
     if common.no_tb_note:
         recipe = recipe.but(replace(recipe[TensorBoard], note=False))
-    run = open_for(common)
+    run = open_for(common, computed)
     plan = surgery.plan(run, recipe, allow_globals=common.allow_global or ())
-    carry_out(run, plan, common, recipe.get(Relaunch))
+    carry_out(run, plan, common, recipe.get(Relaunch), computed)
 
 
-def open_for(common: Common) -> Run:
+def open_for(common: Common, computed: Computed = BY_ITSELF) -> Run:
     """The run, for a command that edits it: with a trainer alive there it can only be looked at."""
-    run = common.open_run()
+    run = replace(common.open_run(), resuming=computed.resume)
     if not common.dry_run:
         run.refuse_busy()
     return run
 
 
-def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = None) -> None:
+def carry_out(
+    run: Run,
+    plan: Plan,
+    common: Editing,
+    launch: Relaunch | None = None,
+    computed: Computed = BY_ITSELF,
+) -> None:
     """Print the plan, ask, apply it, print the receipt, relaunch.
 
     Raises SurgeryError when nobody says yes: without a terminal only --yes counts."""
@@ -123,15 +139,19 @@ def carry_out(run: Run, plan: Plan, common: Editing, launch: Relaunch | None = N
         show(run, plan, common, then=again(without=DRY_RUN))
         return
     if plan.empty:
+        replace(run, resuming=False).refuse_interrupted()
         show(run, plan, common)
     else:
         if not common.as_json:
             with shown_first():
                 show(run, plan, common)
         _confirm(plan, common)
-        with report.Progress(sys.stderr, quiet=common.quiet) as progress:
+        with (
+            report.Progress(sys.stderr, quiet=common.quiet) as progress,
+            computed.workers(common.jobs, [run.root]) as who,
+        ):
             try:
-                receipt = apply(run, plan, jobs=common.jobs, progress=progress)
+                receipt = apply(run, plan, jobs=common.jobs, workers=who, progress=progress)
             except KeyboardInterrupt:
                 raise _stopped(run, plan) from None
         common.report(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ckptsurgeon import report
+from ckptsurgeon.cli.on import Computed, On
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.hints import DRY_RUN, again
 from ckptsurgeon.operations.completion import saved_steps
@@ -25,6 +26,7 @@ def export(
             "--shard-size", metavar="GB", min=0.000001, help="Largest size of one output file."
         ),
     ] = 5.0,
+    on: On = None,
     *,
     common: Common,
 ) -> None:
@@ -44,9 +46,18 @@ def export(
     if common.dry_run:
         done = export.preview(run, step, output)
     else:
-        with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
+        folders = [run.root, output.absolute().parent]
+        with (
+            report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress,
+            Computed(on).workers(1, folders) as who,
+        ):
             done = export.export(
-                run, step, output, shard_bytes=int(shard_size * 1e9), progress=progress
+                run,
+                step,
+                output,
+                shard_bytes=int(shard_size * 1e9),
+                workers=who,
+                progress=progress,
             )
     text = report.export(output, done)
     common.report(

@@ -1,14 +1,16 @@
-"""--on SCHEDULER: the workers of a Dask cluster read what a long pass reads."""
+"""--on SCHEDULER: the workers of a Dask cluster read, or compute, what a long pass does."""
 
 from __future__ import annotations
 
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -19,12 +21,14 @@ from ckptsurgeon.version import VERSION
 if TYPE_CHECKING:
     from ckptsurgeon.workers import Workers
 
+T = TypeVar("T")
 On = Annotated[
     str | None,
     typer.Option(
         "--on",
         metavar="SCHEDULER",
-        help="Workers of this Dask scheduler read: its address, or its file (docs/cluster.md).",
+        help="Have the workers of this Dask scheduler do it: its address, or its file "
+        "(docs/cluster.md).",
     ),
 ]
 ANSWER_S = 20
@@ -36,17 +40,42 @@ RETRIES = 3
 """How often a job is done anew whose worker is lost, as in Dask's own `allowed-failures`."""
 
 
+@dataclass(frozen=True)
+class Computed:
+    """What a command accepts that computes tensors."""
+
+    on: On = None
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Note what is computed; go on from there where it was killed."
+        ),
+    ] = False
+
+    @contextmanager
+    def workers(self, jobs: int, folders: Sequence[Path]) -> Iterator[Executor | None]:
+        """Who computes; None where it is the threads of this process, which note nothing."""
+        if self.on is None and not self.resume:
+            yield None
+            return
+        with workers(self.on, jobs, folders) as who:
+            if isinstance(who, Executor):
+                yield who
+            else:
+                with ThreadPoolExecutor(who) as pool:
+                    yield pool
+
+
 @contextmanager
 def workers(on: str | None, jobs: int, folders: Sequence[Path]) -> Iterator[Workers]:
     """`jobs` threads of this process, or those workers. Raises UsageError where none answers, where
-    one has another version of this package or sees other `folders`; SurgeryError where workers are
-    lost again and again."""
+    one has another version of this package or sees other `folders`; a pass raises SurgeryError
+    where workers are lost again and again."""
     if on is None:
         yield jobs
         return
     try:
-        from distributed import Client, KilledWorker
-        from distributed.comm import CommClosedError
+        from distributed import Client
     except ImportError:
         raise UsageError(
             "--on needs Dask, which is not installed",
@@ -65,16 +94,40 @@ def workers(on: str | None, jobs: int, folders: Sequence[Path]) -> Iterator[Work
         watch = threading.Thread(target=_watch, args=(client, ended, lost), daemon=True)
         watch.start()
         try:
-            yield client.get_executor(retries=RETRIES)
-        except Exception as error:
-            if not lost.is_set() and not isinstance(error, (KilledWorker, CommClosedError)):
-                raise
-            raise SurgeryError(
-                f"the workers of {on} are lost", next=(again(), _without(on))
-            ) from None
+            yield _Cluster(client, on, lost)
         finally:
             ended.set()
             watch.join()
+
+
+class _Cluster(Executor):
+    """The workers of a Dask cluster. A job whose worker is lost is done again by another one."""
+
+    def __init__(self, client: Any, on: str, lost: threading.Event) -> None:
+        # Not pure: Dask would take what a job gave before for what it gives now.
+        self._executor = client.get_executor(retries=RETRIES, pure=False)
+        self._on, self._lost = on, lost
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+    ) -> Iterator[T]:
+        """What the function gives for each job, in their order. Raises SurgeryError where the
+        workers are lost."""
+        from distributed import KilledWorker
+        from distributed.comm import CommClosedError
+
+        try:
+            yield from self._executor.map(fn, *iterables, timeout=timeout)
+        except Exception as error:
+            if not self._lost.is_set() and not isinstance(error, (KilledWorker, CommClosedError)):
+                raise
+            raise SurgeryError(
+                f"the workers of {self._on} are lost", next=(again(), _without(self._on))
+            ) from None
 
 
 def _watch(client: Any, ended: threading.Event, lost: threading.Event) -> None:
@@ -90,7 +143,7 @@ def _watch(client: Any, ended: threading.Event, lost: threading.Event) -> None:
 
 
 def _without(on: str) -> Hint:
-    return again(without=["--on", on], why="reads with threads of this process")
+    return again(without=["--on", on], why="with threads of this process")
 
 
 def _refuse_unlike(client: Any, on: str, folders: Sequence[Path]) -> None:

@@ -12,6 +12,7 @@ import typer
 from ckptsurgeon import report, whole_file
 from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.carry_out import back, carry_out, open_for, operate, show
+from ckptsurgeon.cli.on import Computed
 from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
@@ -85,6 +86,7 @@ def apply(
     overrides: Overrides = None,
     *,
     common: Editing,
+    computed: Computed,
 ) -> None:
     """Carry out a recipe or a saved plan.
 
@@ -98,18 +100,18 @@ def apply(
     from ckptsurgeon.recipe.file import load
 
     if source.suffix != ".json":
-        operate(common, load(source, overrides or ()))
+        operate(common, load(source, overrides or ()), computed)
         return
     if overrides or common.why is not None:
         raise UsageError(
             f"{source} is a finished plan; KEY=VALUE and --why belong to the recipe it came from",
             next=command("plan", "RECIPE", "KEY=VALUE", "-o", source),
         )
-    saved_plan, run = read_plan(source), open_for(common)
+    saved_plan, run = read_plan(source), open_for(common, computed)
     try:
         if common.dry_run:
             surgery.refuse_stale(run, saved_plan)
-        carry_out(run, saved_plan, common)
+        carry_out(run, saved_plan, common, computed=computed)
     except SurgeryError as error:
         if AGAIN in error.hints:
             error.hints = (replace(_MAKE, why=f"{source} is stale: make a new plan"),)

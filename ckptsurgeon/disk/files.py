@@ -48,9 +48,9 @@ def created(path: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[int]:
+def opened(path: Path, access: int = os.O_RDWR) -> Iterator[int]:
     """The descriptor of an existing regular file, open for writing in place."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with above(path) as (name, folder):
         descriptor = os.open(name, flags, dir_fd=folder)
     try:

@@ -46,6 +46,7 @@ class Average(Section):
     masters, and the weights are rounded from it. Counters and schedule stay."""
 
     key: ClassVar[str] = "average"
+    computes: ClassVar[bool] = True
 
     steps: Annotated[
         list[str],

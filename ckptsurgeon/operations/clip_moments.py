@@ -40,6 +40,7 @@ class ClipMoments(Section):
     multiplied by the root of the share that is left, so the next update stays what it was."""
 
     key: ClassVar[str] = "clip_moments"
+    computes: ClassVar[bool] = True
 
     above: Annotated[
         float | None,

@@ -22,7 +22,7 @@ from ckptsurgeon.operations.limits import COUNT
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.receipts import next_id, standing
+from ckptsurgeon.transaction.receipts import standing
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.marks import Marks
@@ -158,7 +158,7 @@ def _cut_or_rename(
         if cut_at is not None:
             from ckptsurgeon.logs import cut
 
-            keep = (section.keep_as or f"cut-{next_id(run.root)}") if section.keep else None
+            keep = (section.keep_as or f"cut-{run.next_id()}") if section.keep else None
             file_changes, sentences = cut.truncate(
                 folder,
                 run.root,

@@ -38,6 +38,7 @@ class Graft(Section):
     With `only` or `params` the step, which others share, stays as well."""
 
     key: ClassVar[str] = "graft"
+    computes: ClassVar[bool] = True
 
     step: Annotated[
         int,

@@ -33,6 +33,7 @@ class Precision(Section):
     Masters, moments and counters stay."""
 
     key: ClassVar[str] = "precision"
+    computes: ClassVar[bool] = True
 
     to: Annotated[
         str,

@@ -23,6 +23,7 @@ class Replicas(Section):
     equal on all: each the mean of its copies in float64."""
 
     key: ClassVar[str] = "sync_replicas"
+    computes: ClassVar[bool] = True
 
     params: Annotated[
         str,

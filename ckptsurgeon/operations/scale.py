@@ -46,6 +46,7 @@ class Scale(Section):
     by its square."""
 
     key: ClassVar[str] = "scale"
+    computes: ClassVar[bool] = True
 
     params: Annotated[
         str,

@@ -33,6 +33,8 @@ class Section(Fields):
     """Whether it works on a log folder without checkpoints."""
     fills_parameters: ClassVar[bool] = False
     """Whether it fills each parameter from one of another run."""
+    computes: ClassVar[bool] = False
+    """Whether it makes tensors of others, which the workers of a cluster may do."""
     leaves_newer: ClassVar[bool] = False
     """Whether the steps after `target` leave the run."""
 

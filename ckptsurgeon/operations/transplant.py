@@ -43,6 +43,7 @@ class Transplant(Section):
     element by element and field by field, whatever layout either has."""
 
     key: ClassVar[str] = "transplant"
+    computes: ClassVar[bool] = True
     fills_parameters: ClassVar[bool] = True
 
     source: Annotated[

@@ -44,6 +44,8 @@ class Run:
     settings: Mapping[str, Any]
     optimizer: str = ""
     """A page that describes its optimizer (see `optimizers.pages`), given or in the settings."""
+    resuming: bool = False
+    """Whether a surgery that was cut off before its commit point is to be gone on with."""
 
     @classmethod
     def open(
@@ -329,10 +331,17 @@ class Run:
         """Whether `recover` will finish what was cut off; None where that can't be told."""
         return journal.committed(self.root)
 
+    def next_id(self) -> str:
+        """The id of the next surgery, or of the one that is gone on with."""
+        old = journal.cut_off(self.root) if self.resuming else None
+        return old or receipts.next_id(self.root)
+
     def refuse_interrupted(self) -> None:
-        """Raise while a surgery is under way, InterruptedSurgery while one waits for `recover`."""
+        """Raise while a surgery is under way, InterruptedSurgery while one waits for `recover`,
+        unless it is to be gone on with."""
         lock.refuse_held(self.root)
-        journal.refuse_waiting(self.root)
+        if not self.resuming or self.committed() is not False:
+            journal.refuse_waiting(self.root)
 
     def refuse_busy(self) -> None:
         """Raise when a surgery waits for `recover`, or a trainer is alive in this run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from pathlib import Path, PurePosixPath
 
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
@@ -20,8 +21,17 @@ from ckptsurgeon.transaction.redo import Step
 
 @collector_paused()
 @one_look()
-def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = None) -> Receipt:
+def apply(
+    run: Run,
+    plan: Plan,
+    *,
+    jobs: int = 8,
+    workers: Executor | None = None,
+    progress: Progress | None = None,
+) -> Receipt:
     """Commit `plan` in one transaction and verify its promise on a fresh read of the disk.
+    `workers`, which may be on other hosts, compute and copy what becomes new files; an attempt that
+    was cut off is gone on with where the run was opened to resume it.
 
     Raises SurgeryError (the run is as it was), InterruptedSurgery (committed, not finished) or
     VerificationFailed (finished, and the disk does not hold what was promised)."""
@@ -32,6 +42,8 @@ def apply(run: Run, plan: Plan, *, jobs: int = 8, progress: Progress | None = No
         plan,
         logs=run.logs.named(),
         jobs=jobs,
+        workers=workers,
+        resume=run.resuming,
         progress=progress,
         still=lambda: _refuse_written_since(run, plan),
     )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +21,13 @@ from ckptsurgeon.formats.capabilities import HasWeights
 from ckptsurgeon.formats.tensors.second_copies import TRAINED
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import named_copies
+from ckptsurgeon.plans.edits import Computed
+from ckptsurgeon.plans.sources import Source
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import make_partial, refuse_place
+from ckptsurgeon.transaction import job_list
+from ckptsurgeon.transaction.computing import Place
 
 SHARD_BYTES = 5_000_000_000
 """Of one file, unless a single tensor is larger."""
@@ -47,10 +52,12 @@ def export(
     folder: Path,
     *,
     shard_bytes: int = SHARD_BYTES,
+    workers: Executor | None = None,
     progress: Progress | None = None,
 ) -> Export:
     """Write the weights of `step` to the new directory `folder`, which exists only once they are
-    all there and durable. The run is only read.
+    all there and durable. The run is only read. `workers`, which may be on other hosts, copy the
+    bytes, if there are some.
 
     Raises UsageError if the directory exists or would lie in a run, SurgeryError if the weights
     can't be consolidated."""
@@ -61,7 +68,7 @@ def export(
     files = _distributed(weights, shard_bytes)
     partial = make_partial(folder, "export")
     try:
-        written = _write(partial, files, progress)
+        written = _write(partial, files, workers, progress)
         disk.fsync_directory(partial)
         disk.rename(partial, folder)
     except BaseException:
@@ -118,27 +125,59 @@ def _distributed(weights: Sequence[Weight], shard_bytes: int) -> list[list[Weigh
     return files
 
 
-def _write(folder: Path, files: list[list[Weight]], progress: Progress | None) -> list[str]:
+def _write(
+    folder: Path,
+    files: list[list[Weight]],
+    workers: Executor | None,
+    progress: Progress | None,
+) -> list[str]:
     index: dict[str, str] = {}
+    places: list[Place] = []
     names = [f"model-{i:05d}-of-{len(files):05d}.safetensors" for i in range(1, len(files) + 1)]
     for done, (name, weights) in enumerate(zip(names, files, strict=True), 1):
         path = folder / name
         header = safetensors_header.encode((w.name, w.dtype, w.shape, _size(w)) for w in weights)
+        index |= dict.fromkeys((weight.name for weight in weights), name)
         with disk.created(path) as descriptor:
             disk.write_at(descriptor, path, 0, header)
-            at = len(header)
-            for weight in weights:
-                index[weight.name] = name
-                for source, start, end in weight.spans:
-                    disk.copy_at(descriptor, path, at, source, start, end)
-                    at += end - start
+            if workers is None:
+                _copy(descriptor, path, len(header), weights)
+            else:
+                disk.truncate(descriptor, path, len(header) + sum(map(_size, weights)))
+                places += _placed(path, len(header), weights)
             disk.fsync_file(descriptor, path)
         if progress is not None:
             progress("export", done, len(files))
+    if workers is not None:
+        _have_copied(folder, places, workers)
     total = sum(_size(weight) for weights in files for weight in weights)
     document = {"metadata": {"total_size": total}, "weight_map": index}
     disk.write_new(folder / INDEX, json.dumps(document, indent=2).encode())
     return [*names, INDEX]
+
+
+def _copy(descriptor: int, path: Path, at: int, weights: Sequence[Weight]) -> None:
+    for weight in weights:
+        for source, start, end in weight.spans:
+            disk.copy_at(descriptor, path, at, source, start, end)
+            at += end - start
+
+
+def _placed(path: Path, at: int, weights: Sequence[Weight]) -> Iterator[Place]:
+    """What a worker copies to where."""
+    for weight in weights:
+        spans = tuple(Source(str(file.absolute()), a, b, "") for file, a, b in weight.spans)
+        yield Place(path, at, Computed("copy", "", _size(weight), (spans,)))
+        at += _size(weight)
+
+
+def _have_copied(folder: Path, places: Sequence[Place], workers: Executor) -> None:
+    """Have the workers fill these places, and read them back."""
+    record = folder / "jobs"
+    jobs = job_list.of(folder, record, places)
+    job_list.begin(jobs)
+    job_list.refuse_unlike(job_list.done(jobs, workers), workers)
+    disk.remove_file(record)
 
 
 def _size(weight: Weight) -> int:

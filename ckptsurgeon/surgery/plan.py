@@ -35,7 +35,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     Raises SurgeryError when it can't be done in every shard, and names what to do instead."""
     run.refuse_interrupted()
     receipts.refuse_damaged(run.root)
-    id = receipts.next_id(run.root)
+    id = run.next_id()
     if run.bare:
         return _plan_logs(run, recipe, id)
     step = _target(run, recipe)

@@ -34,11 +34,6 @@ from ckptsurgeon.plans.sources import Numbers
 
 AGAIN = again(why="it plans anew")
 RIGHTS = "run as the user who owns the run, or change its permissions"
-BLOCK = 4096
-"""Bytes that a file system gives out at once, nearly everywhere: a write between two holes takes
-as much."""
-MARGIN = 1.05
-"""Free space and inodes that a plan asks for: 5 % more than it counts."""
 
 GETFLAGS = 0x80006601 | array.array("l", [0]).itemsize << 16
 """FS_IOC_GETFLAGS: _IOR('f', 1, long)."""
@@ -114,8 +109,9 @@ def _names(path: Path) -> frozenset[str]:
 # --- edits ---------------------------------------------------------------------------------------
 
 
-def check_edits(root: Path, edits: Iterable[Edit]) -> None:
-    """Check that every edit can be done, and done again after a crash at any moment of it.
+def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) -> None:
+    """Check that every edit can be done, and done again after a crash at any moment of it. Of what
+    is staged, only what is `there` of an earlier attempt may have its name.
 
     `redo` sees by the names alone what is done already, so a name that one edit makes is not used
     by another; only a move may take the name that an earlier move freed. Nothing is edited inside
@@ -129,7 +125,7 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
     changed: set[Path] = set()
     for edit in edits:
         if isinstance(edit, Move):
-            _check_source(root, edit.src, edit.content)
+            _check_source(root, edit.src, edit.content, there)
             _check_absent(root, edit.dst, freed)
             _check_rename(root, edit.src, edit.dst)
             changed |= _changed(root, edit.src, edit.dst)
@@ -139,7 +135,7 @@ def check_edits(root: Path, edits: Iterable[Edit]) -> None:
             freed.add(edit.src)
             used.append(edit.src)
         elif isinstance(edit, Replace):
-            _check_source(root, edit.staged, edit.content)
+            _check_source(root, edit.staged, edit.content, there)
             _check_absent(root, edit.kept, ())
             _check_file(root / edit.file, in_place=False)
             _check_rename(root, edit.staged, edit.file)
@@ -172,11 +168,13 @@ def _twice(names: Iterable[str]) -> set[str]:
     return {name for name, times in Counter(names).items() if times > 1}
 
 
-def _check_source(root: Path, file: str, content: Content | Link | None) -> None:
+def _check_source(
+    root: Path, file: str, content: Content | Link | None, ours: Collection[str] = ()
+) -> None:
     there = os.path.lexists(root / file)
     if content is None and not there:
         raise SurgeryError(f"{root / file} does not exist", next=AGAIN)
-    if content is not None and there:
+    if content is not None and there and file not in ours:
         raise SurgeryError(f"{root / file}: a file is in the way of the staged one", next=AGAIN)
     sizes: dict[str, int] = {}
     for piece in content.pieces if isinstance(content, Content) else ():
@@ -203,7 +201,7 @@ def _changed(root: Path, *files: str) -> set[Path]:
     names."""
     paths = [root / file for file in files]
     return {path for path in paths if os.path.lexists(path)} | {
-        _existing(path.parent) for path in paths
+        existing(path.parent) for path in paths
     }
 
 
@@ -305,7 +303,7 @@ def _size(path: Path) -> int:
 
 def read_only(path: Path) -> SurgeryError | None:
     """The refusal to write to `path` if it is on a file system where nobody may."""
-    if not os.statvfs(_existing(path)).f_flag & os.ST_RDONLY:
+    if not os.statvfs(existing(path)).f_flag & os.ST_RDONLY:
         return None
     return SurgeryError(
         f"{path} is on a file system that is mounted read-only",
@@ -317,49 +315,10 @@ def read_only(path: Path) -> SurgeryError | None:
     )
 
 
-def check_space(root: Path, edits: Iterable[Edit], home: str) -> None:
-    """Check that the whole plan fits, on each file system that it writes to: bytes and inodes."""
-    files: dict[Path, list[int]] = defaultdict(list)
-    for edit in edits:
-        if isinstance(edit, Append):
-            blocks = sum(end // BLOCK - start // BLOCK + 1 for start, end in edit.runs)
-            files[_existing(root / edit.file)].append(blocks * BLOCK)
-            files[_existing(root / home)].append(len(edit.data))
-        elif isinstance(edit, (Move, Replace)) and edit.content is not None:
-            staged = edit.src if isinstance(edit, Move) else edit.staged
-            files[_existing(root / staged)].append(edit.content.size)
-    files[_existing(root / home)] += [0] * 8  # lock, journals, records and their directories
-    devices: dict[int, tuple[Path, list[int]]] = {}
-    for folder, sizes in files.items():
-        devices.setdefault(folder.stat().st_dev, (folder, []))[1].extend(sizes)
-    for folder, sizes in devices.values():
-        _check_free(folder, sizes)
-
-
-def _check_free(folder: Path, sizes: list[int]) -> None:
-    room = os.statvfs(folder)
-    block = room.f_frsize or 4096
-    needed = int(sum(size // block + 1 for size in sizes) * block * MARGIN)
-    free = room.f_bavail * block
-    if needed > free:
-        raise SurgeryError(
-            f"{folder}: the plan needs {needed:,} bytes of free space, and there are {free:,} "
-            "(its journal and whole blocks count)",
-            next="free some space, then run the same command again",
-        )
-    # One for each file, and one for a new directory of its own. Some file systems count none.
-    inodes = int(2 * len(sizes) * MARGIN)
-    if room.f_files and inodes > room.f_favail:
-        raise SurgeryError(
-            f"{folder}: the plan needs {inodes:,} free inodes, and there are {room.f_favail:,}",
-            next="remove some files, then run the same command again",
-        )
-
-
 def _check_rename(root: Path, source: str, target: str) -> None:
     """Both names lie on one mount, in directories that this user may change. A rename does not
     cross mounts, not even two of one file system; after the commit point it would be too late."""
-    folders = [_existing((root / name).parent) for name in (source, target)]
+    folders = [existing((root / name).parent) for name in (source, target)]
     moved = root / source
     # A folder that gets another parent is written to as well: its `..` changes.
     entered = [moved] if _is_folder(moved) else []
@@ -388,7 +347,7 @@ def _mount(folder: Path) -> tuple[str, int]:
     return next((line for line in text.splitlines() if line.startswith("mnt_id:")), ""), device
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
     """`path`, or its nearest parent that exists."""
     while not os.path.lexists(path):
         path = path.parent

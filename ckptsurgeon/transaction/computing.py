@@ -14,6 +14,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,33 +71,35 @@ def write(root: Path, places: Sequence[Place], jobs: int) -> Mapping[Path, Seque
     The first error is raised once nothing is under way."""
     groups: dict[Group, list[Place]] = {}
     for place in places:
-        for group, part in _stretches(place):
+        for group, part in stretches(place, STRETCH):
             groups.setdefault(group, []).append(part)
     uses = Counter(source for group in groups for source in set(group))
     share = ROOMS // max(1, min(jobs, len(groups)))
     sums: dict[Path, list[Sum]] = {place.path: [] for place in places}
     rooms = Rooms()
 
-    def compute(group: Group) -> None:
+    def fill(group: Group) -> None:
         size = min(ROOM, max(4 * ALIGN, share // len(group)))
-        for place, crc in _compute(root, group, groups[group], uses, rooms, size):
+        once = [uses[source] == 1 for source in group]
+        for place, crc in compute(root, group, groups[group], once, rooms, size):
             sums[place.path].append(Sum(place.at, numel(group[0]) * width(place.piece.dtype), crc))
 
-    each(compute, list(groups), jobs)
+    each(fill, list(groups), jobs)
     return {path: sorted(found) for path, found in sums.items()}
 
 
-def _stretches(place: Place) -> Iterator[tuple[Group, Place]]:
-    """The parts of a place of which each term lies in one source. Raises SurgeryError unless every
-    term has as many numbers as the piece."""
+def stretches(place: Place, most: int) -> Iterator[tuple[Group, Place]]:
+    """The parts of a place of which each term lies in one source, of up to `most` elements. Their
+    pieces have no terms. Raises SurgeryError unless every term has as many numbers as the piece."""
     path, at, piece = place
+    bare = replace(piece, terms=())
     rest = [list(term[::-1]) for term in piece.terms]
     left = piece.size // width(piece.dtype)
     while left > 0 and all(rest):
         heads = [term.pop() for term in rest]
-        count = min(STRETCH, *map(numel, heads))
+        count = min(most, *map(numel, heads))
         if count:
-            yield tuple(cut(head, 0, count) for head in heads), Place(path, at, piece)
+            yield tuple(cut(head, 0, count) for head in heads), Place(path, at, bare)
         for term, head in zip(rest, heads, strict=True):
             if count < numel(head):
                 term.append(cut(head, count, numel(head)))
@@ -138,39 +141,43 @@ def _refuse_spoilt(
     )
 
 
-def _names(sources: Iterable[Numbers]) -> Iterable[str]:
+def names(sources: Iterable[Numbers]) -> Iterable[str]:
     """The files that they read from, each once."""
     return dict.fromkeys(file for source in sources for file, _, _ in source.ranges())
 
 
-def _compute(
+def compute(
     root: Path,
     group: Group,
     places: Sequence[Place],
-    uses: Mapping[Numbers, int],
+    once: Sequence[bool],
     rooms: Rooms,
     size: int,
+    still: Callable[[], None] = lambda: None,
 ) -> list[tuple[Place, int]]:
     """Each place with the CRC of what was written there. A source has up to `size` bytes of memory,
-    which hold two blocks of it."""
+    which hold two blocks of it; `once` says which nobody else reads. `still` is called before each
+    write, once all files are open, and may raise."""
     dtypes = [source.dtype for source in group]
     items = [width(dtype) for dtype in dtypes]
     whole = numel(group[0])
     size = min(size, 2 * (whole * max(items) + ALIGN))
     block = min(BLOCK, (size // 2 - ALIGN) // max(items))
     crcs = [0] * len(places)
-    for name in _names(group):
+    for name in names(group):
         os.close(disk.read_from(root / name, places[0].path))
     with contextlib.ExitStack() as stack:
         terms: list[Numbered] = []
-        for source, room, item in zip(group, rooms.get(len(group), size), items, strict=True):
-            terms.append(reader(root, source, room, block * item, uses[source] == 1))
+        given = zip(group, rooms.get(len(group), size), items, once, strict=True)
+        for source, room, item, alone in given:
+            terms.append(reader(root, source, room, block * item, alone))
             stack.push(terms[-1])
-        outs = [stack.enter_context(disk.opened(place.path)) for place in places]
+        outs = [stack.enter_context(disk.opened(place.path, os.O_WRONLY)) for place in places]
         for first in range(0, whole, block):
             count = min(block, whole - first)
             numbers = [term.next(count * item) for term, item in zip(terms, items, strict=True)]
             _refuse_short(root, group, numbers, count)
+            still()
             with TURNS:
                 made = together([place.piece for place in places], numbers, dtypes)
                 for i, ((path, at, piece), data) in enumerate(zip(places, made, strict=True)):
@@ -187,7 +194,7 @@ def _refuse_short(root: Path, group: Group, numbers: Sequence[memoryview], count
     """Raise SurgeryError unless `count` elements of each source are there."""
     for source, data in zip(group, numbers, strict=True):
         if len(data) < count * width(source.dtype):
-            name = root / next(iter(_names([source])))
+            name = root / next(iter(names([source])))
             raise SurgeryError(f"{name} shrank while it was being read", next="try again")
 
 

@@ -7,45 +7,38 @@
 5. The receipt is renamed into its place; then staging and journal go.
 
 Before 3, an error takes everything back: the run is byte for byte as it was. After 3, only
-`recover` may go on: it finishes. The journal is one file: the sha256 of its JSON, then the JSON.
+`recover` may go on: it finishes. The journal is one file (`entry.py`). Before 3, a kill may also be
+followed by the same surgery, which goes on with what its workers have noted (`job_list.py`).
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
-import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckptsurgeon import disk, whole_file
+from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
-from ckptsurgeon.hints import command
-from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
 from ckptsurgeon.plans.plan import Plan, Receipt
-from ckptsurgeon.plans.record_types import made
 from ckptsurgeon.progress import Progress, silent
-from ckptsurgeon.transaction import assumptions, lock, receipts, staging
+from ckptsurgeon.transaction import assumptions, lock, receipts, space, staging
+from ckptsurgeon.transaction.entry import RECOVER, Entry, read, write
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.names import edited, refuse_foreign, refuse_foreign_staging
 from ckptsurgeon.transaction.redo import Step, redo
 from ckptsurgeon.transaction.worker import as_owner
 
-RECOVER = command("recover", why="finish it or discard it")
-
 
 @dataclass(frozen=True)
-class Entry:
-    """What the journal file holds. `steps` are filled in at the commit point."""
+class _By:
+    """Who does it: so many threads, and workers for what is computed and copied, if any."""
 
-    id: str
-    title: str
-    files: tuple[str, ...]
-    directories: tuple[str, ...]
-    steps: tuple[Step, ...] = ()
-    committed: bool = False
+    jobs: int
+    workers: Executor | None
+    resume: bool
+    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,7 @@ class Recovery:
 def interrupted(root: Path) -> str | None:
     """The title of a surgery that waits for `recover` (or is under way at this moment)."""
     try:
-        entry = _read(root)
+        entry = read(root)
     except SurgeryError:
         return "a surgery whose journal is damaged"
     return None if entry is None else entry.title
@@ -75,16 +68,22 @@ def committed(root: Path) -> bool | None:
     """Whether the surgery that waits for `recover` is past its commit point, and will be finished;
     None where none waits, or its journal can't be read."""
     try:
-        entry = _read(root)
+        entry = read(root)
     except SurgeryError:
         return None
     return None if entry is None else entry.committed
 
 
+def cut_off(root: Path) -> str | None:
+    """The id of the surgery that waits and was cut off before its commit point."""
+    entry = read(root)
+    return None if entry is None or entry.committed else entry.id
+
+
 def waiting(root: Path, logs: Sequence[Path] | None) -> tuple[Step, ...]:
     """The edits that `recover` will finish; none where it discards them. Raises InterruptedSurgery
     where it would refuse them."""
-    entry = _read(root)
+    entry = read(root)
     if entry is None:
         return ()
     _refuse_foreign(root, logs, entry)
@@ -111,11 +110,15 @@ def commit(
     *,
     logs: Sequence[Path] | None = (),
     jobs: int = 8,
+    workers: Executor | None = None,
+    resume: bool = False,
     progress: Progress | None = None,
     still: Callable[[], None] = lambda: None,
 ) -> Receipt:
     """Apply `plan` and return its receipt. `logs` are the real paths of the run's log folders, in
-    which it may edit event files (`refuse_foreign`). `still` raises SurgeryError where the run has
+    which it may edit event files (`refuse_foreign`). `workers` compute and copy in place of this
+    process, and leave records; with `resume`, an attempt of the same surgery that was cut off
+    before its commit point is gone on with. `still` raises SurgeryError where the run has
     changed in what no fingerprint says; it is asked first, and right before the commit.
 
     Raises SurgeryError or KeyboardInterrupt when nothing was changed and no trace is left, and
@@ -124,7 +127,8 @@ def commit(
     try:
         with as_owner(root, edited(plan.edits)):
             still()
-            return _under_lock(root, plan, logs, jobs, progress or silent, still)
+            by = _By(jobs, workers, resume, progress or silent)
+            return _under_lock(root, plan, logs, by, still)
     except OSError as error:
         raise _failed(error) from error
 
@@ -133,42 +137,64 @@ def _under_lock(
     root: Path,
     plan: Plan,
     logs: Sequence[Path] | None,
-    jobs: int,
-    progress: Progress,
+    by: _By,
     still: Callable[[], None],
 ) -> Receipt:
+    before: Entry | None = None
     if interrupted(root) is not None:
         # Under the lock: a surgery that is alive is named as such.
         with lock.hold(root, plan.title):
-            refuse_waiting(root)
-    listings = refuse_stale(root, plan, logs)
-    assumptions.check_edits(root, plan.edits)
-    assumptions.check_space(root, plan.edits, HOME)
+            before = _cut_off_before(root, plan, logs, by)
+    listings = refuse_stale(root, plan, logs, before)
+    there = before.files if before else ()
+    assumptions.check_edits(root, plan.edits, there)
+    space.refuse_full(root, plan.edits, HOME, there)
     with lock.hold(root, plan.title):
+        if before is None:
+            refuse_waiting(root)
+        elif read(root) != before:
+            raise SurgeryError("another process has gone on with it", next=assumptions.AGAIN)
+        _refuse_other_id(root, plan, before)
+        made = [HOME, *there, *(before.directories if before else ())]
+        assumptions.check_files_again(root, plan.assumes, listings, made)
+        return _commit(root, plan, listings, by, still, before)
+
+
+def _cut_off_before(root: Path, plan: Plan, logs: Sequence[Path] | None, by: _By) -> Entry | None:
+    """The attempt that waits, where it is to be gone on with; None where none waits. Raises
+    InterruptedSurgery for any other."""
+    entry = read(root)
+    if entry is None:
+        return None
+    if not by.resume or entry.committed or (entry.id, entry.title) != (plan.id, plan.title):
         refuse_waiting(root)
-        _refuse_other_id(root, plan)
-        assumptions.check_files_again(root, plan.assumes, listings, [HOME])
-        return _commit(root, plan, listings, jobs, progress, still)
+    _refuse_foreign(root, logs, entry)
+    return entry
 
 
 def _commit(
     root: Path,
     plan: Plan,
     listings: assumptions.Listings,
-    jobs: int,
-    progress: Progress,
+    by: _By,
     still: Callable[[], None],
+    before: Entry | None,
 ) -> Receipt:
     plan = replace(plan, edits=staging.timed(root, plan.edits))
     receipt = receipts.of(plan)
+    progress = by.progress
     folders = staging.directories(root, plan)
-    entry = Entry(plan.id, plan.title, staging.staged_files(plan), folders)
+    files = staging.staged_files(plan, by.workers is not None)
+    if before is not None:
+        folders = tuple(dict.fromkeys([*before.directories, *folders]))
+        files = tuple(dict.fromkeys([*before.files, *files]))
+    entry = Entry(plan.id, plan.title, files, folders)
     try:
         disk.fsync_directory(root)
-        _write(root, entry)
+        write(root, entry)
         progress("staging", 0, len(entry.files))
         staging.make_directories(root, folders)
-        staging.write(root, plan, receipt, jobs)
+        staging.write(root, plan, receipt, by.jobs, by.workers, before is not None)
         progress("staging", len(entry.files), len(entry.files))
         made = [HOME, *entry.files, *folders]
         entry = replace(entry, steps=staging.steps(root, plan.edits), committed=True)
@@ -177,8 +203,8 @@ def _commit(
             still()
             assumptions.check_files_again(root, plan.assumes, listings, made)
 
-        _write(root, entry, as_planned)
-        _finish(root, entry, jobs, progress)
+        write(root, entry, as_planned)
+        _finish(root, entry, by.jobs, progress)
     except BaseException as error:
         raise _cut_off(root, entry, error) from error
     return receipt
@@ -187,7 +213,7 @@ def _commit(
 def _cut_off(root: Path, entry: Entry, error: BaseException) -> BaseException:
     """Take the staging back when the commit point was not reached. What to tell the user."""
     try:
-        journal = _read(root)
+        journal = read(root)
         committed = journal.committed if journal else _finished(root, entry)
         if committed:
             return _waiting(entry.title, error)
@@ -202,17 +228,19 @@ def _finished(root: Path, entry: Entry) -> bool:
     return (root / receipts.receipt_file(entry.id)).exists()
 
 
-def refuse_stale(root: Path, plan: Plan, logs: Sequence[Path] | None = ()) -> assumptions.Listings:
+def refuse_stale(
+    root: Path, plan: Plan, logs: Sequence[Path] | None = (), before: Entry | None = None
+) -> assumptions.Listings:
     """Raise when the plan edits what is not the run's, when another surgery was done since it was
-    made, or a file of it was changed."""
+    made, or a file of it was changed. `before` is the attempt that it goes on with."""
     known = {expected.file for expected in plan.assumes}
     refuse_foreign(root, logs, plan.edits, "the plan", known)
-    _refuse_other_id(root, plan)
+    _refuse_other_id(root, plan, before)
     return assumptions.check_files(root, plan.assumes)
 
 
-def _refuse_other_id(root: Path, plan: Plan) -> None:
-    expected = receipts.next_id(root)
+def _refuse_other_id(root: Path, plan: Plan, before: Entry | None) -> None:
+    expected = before.id if before else receipts.next_id(root)
     if plan.id != expected:
         raise SurgeryError(
             f"the plan was made as surgery {plan.id}, but the next surgery is {expected}: another "
@@ -273,7 +301,7 @@ def _traces(home: Path) -> bool:
 
 
 def _recover(root: Path, logs: Sequence[Path] | None, jobs: int) -> Recovery:
-    entry = _read(root)
+    entry = read(root)
     if entry is None:
         staging.remove(root, [f"{HOME}/journal.new"], [])
         return Recovery("nothing")
@@ -322,44 +350,6 @@ def _finish(root: Path, entry: Entry, jobs: int, progress: Progress) -> None:
     disk.fsync_directory((root / receipts.receipt_file(entry.id)).parent)
     staging.remove(root, entry.files, entry.directories)
     _remove_journal(root)
-
-
-# --- files ---------------------------------------------------------------------------------------
-
-
-def _write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) -> None:
-    """Put the journal in place, durably; `check` is called right before, and may refuse."""
-    body = json.dumps(vars(entry), default=to_json).encode()
-    new, path = root / HOME / "journal.new", root / HOME / "journal"
-    if os.path.lexists(new):
-        disk.remove_file(new)
-    disk.write_new(new, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-    check()
-    disk.rename(new, path)
-    disk.fsync_directory(path.parent)
-
-
-def _read(root: Path) -> Entry | None:
-    path = root / HOME / "journal"
-    wrong = ""
-    try:
-        data = whole_file.read(path, whole_file.MAX_RECORD, follow=False)
-        digest, _, body = data.partition(b"\n")
-        if hashlib.sha256(body).hexdigest().encode() == digest:
-            entry = parsed(body)
-            if isinstance(entry, dict):
-                return made(Entry, entry)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        wrong = f": {error.strerror}"
-    except (Malformed, TypeError) as error:
-        wrong = f": {error}"
-    raise InterruptedSurgery(
-        f"{path} is damaged{wrong}",
-        untouched="nothing was touched by this command",
-        next=("restore it from a snapshot of the file system", RECOVER),
-    )
 
 
 def _remove_journal(root: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import (
     Append,
     Checksum,
@@ -33,7 +35,7 @@ from ckptsurgeon.plans.edits import (
     length,
 )
 from ckptsurgeon.plans.plan import Plan, Receipt
-from ckptsurgeon.transaction import computing, kept, receipts
+from ckptsurgeon.transaction import computing, job_list, kept, receipts
 from ckptsurgeon.transaction.computing import Place, Sum
 from ckptsurgeon.transaction.content import joined, read
 from ckptsurgeon.transaction.home import HOME
@@ -49,12 +51,17 @@ def tails_file(id: str) -> str:
     return f"{HOME}/staging/{id}.tails"
 
 
-def staged_files(plan: Plan) -> tuple[str, ...]:
-    """Every file that is written before the commit."""
+def record_file(id: str) -> str:
+    """Where the workers of a cluster say which of their jobs are done."""
+    return f"{HOME}/staging/{id}.jobs"
+
+
+def staged_files(plan: Plan, recorded: bool = False) -> tuple[str, ...]:
+    """Every file that is written before the commit; `recorded`: by jobs that leave records."""
     files = [staged.name for staged in _staged(plan.edits)]
     if any(isinstance(edit, Append) for edit in plan.edits):
         files.append(tails_file(plan.id))
-    return (*files, *receipts.records(plan.id))
+    return (*files, *[record_file(plan.id)] * recorded, *receipts.records(plan.id))
 
 
 def directories(root: Path, plan: Plan) -> tuple[str, ...]:
@@ -86,15 +93,29 @@ def make_directories(root: Path, names: Iterable[str]) -> None:
         disk.fsync_directory(parent)
 
 
-def write(root: Path, plan: Plan, receipt: Receipt, jobs: int) -> None:
-    """Write every staged file, make it durable, and read it back."""
+def write(
+    root: Path,
+    plan: Plan,
+    receipt: Receipt,
+    jobs: int,
+    workers: Executor | None = None,
+    resumed: bool = False,
+) -> None:
+    """Write every staged file, make it durable, and read it back. With `workers`, what is computed
+    or copied is a list of jobs for them. Of an attempt that is `resumed`, those jobs count as done
+    that read back, where it had the same list and all sources are as they were."""
     staged = _staged(plan.edits)
     tails = tuple(edit.data for edit in _appends(plan.edits))
     if tails:
         staged.append(_Staged(tails_file(plan.id), Content(tails)))
-    _write(root, staged, jobs)
+    if workers is None:
+        _write(root, staged, jobs)
+    else:
+        _write_on(root, record_file(plan.id), staged, jobs, workers, resumed)
     contents = receipts.contents(receipt, kept.document(root, plan.edits))
     records = [_Staged(name, Content((data,))) for name, data in contents.items()]
+    if resumed:
+        remove(root, list(contents), [])
     _write(root, records, jobs)
     folders = {(root / item.name).parent for item in (*staged, *records)}
     each(disk.fsync_directory, sorted(folders), jobs)
@@ -179,32 +200,72 @@ def _staged(edits: Iterable[Edit]) -> list[_Staged]:
 def _write(root: Path, staged: Sequence[_Staged], jobs: int) -> None:
     """Write these files, make them durable, and read them back; what is computed in all of them
     side by side."""
-    each(lambda item: _begin(root, item), staged, jobs)
-    places = [
+    each(partial(_begin, root), staged, jobs)
+    sums = computing.write(root, _places(root, staged), jobs)
+    _seal_all(root, staged, sums, jobs)
+    parts = [(path, part) for path, found in sums.items() for part in found]
+    rooms = Rooms()
+    each(lambda part: _check(rooms, *part), parts, jobs)
+
+
+def _write_on(
+    root: Path, record: str, staged: Sequence[_Staged], jobs: int, workers: Executor, resumed: bool
+) -> None:
+    """The same by jobs of `workers`, as far as those of an attempt that is `resumed` are not
+    done."""
+    staged = [
+        item._replace(content=job_list.copied(item.content))
+        if isinstance(item.content, Content)
+        else item
+        for item in staged
+    ]
+    places = _places(root, staged)
+    todo = job_list.of(root, root / record, places)
+    kept: set[Path] = set()
+    if resumed and job_list.is_of(root / record, todo):
+        kept = {place.path for place in places}
+    if resumed:
+        # The record first: a worker that is left of that attempt writes only while it is there.
+        old = [record] if not kept else []
+        remove(root, [*old, *(item.name for item in staged if root / item.name not in kept)], [])
+    each(lambda item: _begin(root, item, root / item.name in kept), staged, jobs)
+    if todo and not kept:
+        job_list.begin(todo)
+    todo = job_list.done(todo, workers)
+    _seal_all(root, staged, job_list.sums(todo), jobs)
+    job_list.refuse_unlike(todo, workers)
+
+
+def _places(root: Path, staged: Sequence[_Staged]) -> list[Place]:
+    return [
         Place(root / item.name, at, piece)
         for item in staged
         if isinstance(item.content, Content)
         for at, piece in _placed(item.content)
         if isinstance(piece, Computed)
     ]
-    sums = computing.write(root, places, jobs)
+
+
+def _seal_all(
+    root: Path, staged: Sequence[_Staged], sums: Mapping[Path, Sequence[Sum]], jobs: int
+) -> None:
     begun = [item for item in staged if root / item.name in sums]
     each(lambda item: _finish(root, item, sums[root / item.name]), begun, jobs)
-    parts = [(path, part) for path, found in sums.items() for part in found]
-    rooms = Rooms()
-    each(lambda part: _check(rooms, *part), parts, jobs)
 
 
-def _begin(root: Path, staged: _Staged) -> None:
+def _begin(root: Path, staged: _Staged, kept: bool = False) -> None:
     """Make the file, of its full size, with all that is known; finish one that nothing is computed
-    for."""
+    for. One that is `kept` is there, if an earlier attempt came so far."""
     path, content = root / staged.name, staged.content
     if isinstance(content, Link):
         disk.symlink(content.target, path)
         if str(path.readlink()) != content.target:
-            raise _unlike(path, 0)
+            raise job_list.unlike(path, 0)
         return
-    with disk.created(path) as descriptor:
+    there = kept and os.path.lexists(path)
+    with disk.opened(path) if there else disk.created(path) as descriptor:
+        if os.fstat(descriptor).st_nlink > 1:
+            raise SurgeryError(f"{path} has other names (hard links)", next=command("recover"))
         computed = False
         for offset, piece in _placed(content):
             if isinstance(piece, bytes):
@@ -212,7 +273,7 @@ def _begin(root: Path, staged: _Staged) -> None:
             elif isinstance(piece, Span):
                 _copy(descriptor, path, offset, root / piece.file, piece)
             computed = computed or isinstance(piece, Computed)
-        if os.fstat(descriptor).st_size < content.size:  # a hole is last
+        if os.fstat(descriptor).st_size != content.size:  # a hole is last
             disk.truncate(descriptor, path, content.size)
         if not computed:
             _seal(descriptor, root, staged, content, ())
@@ -277,7 +338,7 @@ def _compare(path: Path, root: Path, content: Content, known: Mapping[int, bytes
             whole = known[at] if isinstance(piece, Checksum) else piece
             for data in read(root, Content((whole,))):
                 if staged.read(len(data)) != data:
-                    raise _unlike(path, staged.tell())
+                    raise job_list.unlike(path, staged.tell())
                 if (staged.tell() - at) % LEAP < len(data):
                     forget(staged.fileno(), at, staged.tell())
         if os.fstat(staged.fileno()).st_size != content.size:
@@ -295,14 +356,7 @@ def _check(rooms: Rooms, path: Path, part: Sum) -> None:
         for data in staged.all():
             crc = zlib.crc32(data, crc)
     if crc != part.crc:
-        raise _unlike(path, part.offset)
-
-
-def _unlike(path: Path, at: int) -> SurgeryError:
-    return SurgeryError(
-        f"{path}: byte {at}: what was written does not read back",
-        next="check the disk and its kernel log before anything else",
-    )
+        raise job_list.unlike(path, part.offset)
 
 
 # --- appends -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A real SLURM of two nodes on this machine: Debian's `slurm-wlm` and `munge`, as root."""
+"""A Dask scheduler, and a real SLURM of two nodes: Debian's `slurm-wlm` and `munge`, as root."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.dask_workers import Dask
 from tests.support.launch import ON_CPU, REPO
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
@@ -169,3 +170,14 @@ def job(cluster: Cluster, tmp_path: Path) -> Callable[..., str]:
         return cluster.submit(script)
 
     return submit
+
+
+@pytest.fixture
+def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dask]:
+    """A scheduler without a worker."""
+    pytest.importorskip("distributed")
+    made = Dask(tmp_path_factory.mktemp("dask"))
+    try:
+        yield made
+    finally:
+        made.end()

@@ -6,79 +6,18 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Trained
-from tests.support.launch import ON_CPU, REPO
+from tests.support.dask_workers import Dask, path, surgeon
+from tests.support.launch import REPO
 
 pytestmark = pytest.mark.cluster
 SLOW = REPO / "tests/cluster/slow_jobs.py"
-
-
-class Dask:
-    """A scheduler and its workers, as processes of their own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "scheduler.json"
-        self._folder = folder
-        self._started = [self._start("scheduler", "--port", 0, "--no-dashboard")]
-        self.workers: list[subprocess.Popen[str]] = []
-
-    def add(self, *more: object, **environment: str) -> None:
-        """One worker more."""
-        words = ["--nthreads", 1, "--no-nanny", "--no-dashboard", "--local-directory", self._folder]
-        worker = self._start("worker", *words, *more, **environment)
-        self.workers.append(worker)
-        self._started.append(worker)
-
-    def _start(self, *words: object, **environment: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "distributed.cli.dask_" + str(words[0]), *words[1:]]
-        command += ["--scheduler-file", self.file]
-        with (self._folder / "said").open("a") as said:
-            return subprocess.Popen(
-                list(map(str, command)), cwd=self._folder, stdout=said, stderr=said, text=True,
-                env={**os.environ, **ON_CPU, "PYTHONPATH": path(), **environment},
-            )  # fmt: skip
-
-    def end(self) -> None:
-        """All of them are gone."""
-        for process in reversed(self._started):
-            process.kill()
-            process.wait()
-
-
-def path() -> str:
-    return os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
-
-
-@pytest.fixture
-def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dask]:
-    """A scheduler without a worker."""
-    pytest.importorskip("distributed")
-    made = Dask(tmp_path_factory.mktemp("dask"))
-    try:
-        for _ in range(300):
-            if made.file.exists():
-                break
-            time.sleep(0.1)
-        yield made
-    finally:
-        made.end()
-
-
-def surgeon(*words: object) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "ckptsurgeon", *map(str, words)],
-        cwd=REPO, env={**os.environ, "PYTHONPATH": path()}, capture_output=True, text=True,
-        check=False, timeout=200,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
 
 
 WORDS = (

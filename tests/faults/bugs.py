@@ -125,20 +125,20 @@ def _pointer_truncated_in_place() -> Iterator[tuple[Any, str, Any]]:
 
 @_bug
 def _no_commit_record() -> Iterator[tuple[Any, str, Any]]:
-    right = journal._write
+    right = journal.write
     yield (
         journal,
-        "_write",
+        "write",
         lambda root, entry, *check: None if entry.committed else right(root, entry, *check),
     )
 
 
 @_bug
 def _no_intent_record() -> Iterator[tuple[Any, str, Any]]:
-    right = journal._write
+    right = journal.write
     yield (
         journal,
-        "_write",
+        "write",
         lambda root, entry, *check: right(root, entry, *check) if entry.committed else None,
     )
 

@@ -16,7 +16,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.plans.edits import Append, Content, Edit, Move, Replace, Span
 from ckptsurgeon.plans.plan import Fingerprint, Plan
 from ckptsurgeon.transaction import journal
-from ckptsurgeon.transaction.assumptions import check_space
+from ckptsurgeon.transaction.space import refuse_full
 from tests.faults import toy
 from tests.faults.inject import Fault, count_calls, hooked, outcome
 from tests.faults.world import restore, save, workplace
@@ -260,7 +260,7 @@ def test_a_write_between_two_holes_takes_a_block(small_disk: Path) -> None:
         writes = [(size + pitch * number, b"x" * 100) for number in range(1, 101)]
         plan = planned(small_disk, Append.of("step100/shard0", size, writes, 0))
         if fits:
-            check_space(small_disk / "run", plan.edits, HOME)
+            refuse_full(small_disk / "run", plan.edits, HOME)
         else:
             refused(small_disk, plan, "needs 4.*bytes of free space")
 

@@ -1,0 +1,69 @@
+"""The one record of a surgery that is under way: the sha256 of its JSON, then the JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsurgeon import disk, whole_file
+from ckptsurgeon.errors import InterruptedSurgery
+from ckptsurgeon.hints import command
+from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
+from ckptsurgeon.plans.record_types import made
+from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.redo import Step
+
+RECOVER = command("recover", why="finish it or discard it")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the journal file holds. `steps` are filled in at the commit point."""
+
+    id: str
+    title: str
+    files: tuple[str, ...]
+    directories: tuple[str, ...]
+    steps: tuple[Step, ...] = ()
+    committed: bool = False
+
+
+def write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) -> None:
+    """Put the journal in place, durably; `check` is called right before, and may refuse."""
+    body = json.dumps(vars(entry), default=to_json).encode()
+    new, path = root / HOME / "journal.new", root / HOME / "journal"
+    if os.path.lexists(new):
+        disk.remove_file(new)
+    disk.write_new(new, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    check()
+    disk.rename(new, path)
+    disk.fsync_directory(path.parent)
+
+
+def read(root: Path) -> Entry | None:
+    """What the journal says, None where there is none. Raises InterruptedSurgery where it can't be
+    told."""
+    path = root / HOME / "journal"
+    wrong = ""
+    try:
+        data = whole_file.read(path, whole_file.MAX_RECORD, follow=False)
+        digest, _, body = data.partition(b"\n")
+        if hashlib.sha256(body).hexdigest().encode() == digest:
+            entry = parsed(body)
+            if isinstance(entry, dict):
+                return made(Entry, entry)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        wrong = f": {error.strerror}"
+    except (Malformed, TypeError) as error:
+        wrong = f": {error}"
+    raise InterruptedSurgery(
+        f"{path} is damaged{wrong}",
+        untouched="nothing was touched by this command",
+        next=("restore it from a snapshot of the file system", RECOVER),
+    )

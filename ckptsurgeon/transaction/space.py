@@ -1,0 +1,60 @@
+"""Whether a plan fits on the file systems that it writes to. Reads only."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans.edits import Append, Edit, Move, Replace
+from ckptsurgeon.transaction.assumptions import existing
+
+BLOCK = 4096
+"""Bytes that a file system gives out at once, nearly everywhere: a write between two holes takes
+as much."""
+MARGIN = 1.05
+"""Free space and inodes that a plan asks for: 5 % more than it counts."""
+
+
+def refuse_full(root: Path, edits: Iterable[Edit], home: str, there: Collection[str] = ()) -> None:
+    """Check that the whole plan fits, on each file system that it writes to: bytes and inodes. What
+    is `there` of an earlier attempt has its room."""
+    files: dict[Path, list[int]] = defaultdict(list)
+    there_now = {name for name in there if os.path.lexists(root / name)}
+    for edit in edits:
+        if isinstance(edit, Append):
+            blocks = sum(end // BLOCK - start // BLOCK + 1 for start, end in edit.runs)
+            files[existing(root / edit.file)].append(blocks * BLOCK)
+            files[existing(root / home)].append(len(edit.data))
+        elif isinstance(edit, (Move, Replace)) and edit.content is not None:
+            staged = edit.src if isinstance(edit, Move) else edit.staged
+            used = (root / staged).lstat().st_blocks * 512 if staged in there_now else 0
+            files[existing(root / staged)].append(max(0, edit.content.size - used))
+    files[existing(root / home)] += [0] * 8  # lock, journals, records and their directories
+    devices: dict[int, tuple[Path, list[int]]] = {}
+    for folder, sizes in files.items():
+        devices.setdefault(folder.stat().st_dev, (folder, []))[1].extend(sizes)
+    for folder, sizes in devices.values():
+        _check_free(folder, sizes)
+
+
+def _check_free(folder: Path, sizes: list[int]) -> None:
+    room = os.statvfs(folder)
+    block = room.f_frsize or 4096
+    needed = int(sum(size // block + 1 for size in sizes) * block * MARGIN)
+    free = room.f_bavail * block
+    if needed > free:
+        raise SurgeryError(
+            f"{folder}: the plan needs {needed:,} bytes of free space, and there are {free:,} "
+            "(its journal and whole blocks count)",
+            next="free some space, then run the same command again",
+        )
+    # One for each file, and one for a new directory of its own. Some file systems count none.
+    inodes = int(2 * len(sizes) * MARGIN)
+    if room.f_files and inodes > room.f_favail:
+        raise SurgeryError(
+            f"{folder}: the plan needs {inodes:,} free inodes, and there are {room.f_favail:,}",
+            next="remove some files, then run the same command again",
+        )

@@ -1,0 +1,68 @@
+"""A Dask scheduler and its workers, as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.launch import ON_CPU, REPO
+
+
+class Dask:
+    """A scheduler, whose file is `file`, and its `workers`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.file = folder / "scheduler.json"
+        self._folder = folder
+        self._started = [self._start("scheduler", "--port", 0, "--no-dashboard")]
+        for _ in range(600):
+            if self.file.exists():
+                break
+            time.sleep(0.05)
+        self.workers: list[subprocess.Popen[str]] = []
+
+    def add(self, *more: object, limit: int = 0, **environment: str) -> None:
+        """One worker more; with `limit`, one that can make no file larger."""
+        words = ["--nthreads", 1, "--no-nanny", "--no-dashboard", "--local-directory", self._folder]
+        worker = self._start("worker", *words, *more, limit=limit, **environment)
+        self.workers.append(worker)
+        self._started.append(worker)
+
+    def _start(self, *words: object, limit: int = 0, **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "distributed.cli.dask_" + str(words[0]), *words[1:]]
+        command += ["--scheduler-file", self.file]
+        with (self._folder / "said").open("a") as said:
+            return subprocess.Popen(
+                [*_limited(limit), *map(str, command)], cwd=self._folder, stdout=said,
+                stderr=said, text=True,
+                env={**os.environ, **ON_CPU, "PYTHONPATH": path(), **environment},
+            )  # fmt: skip
+
+    def end(self) -> None:
+        """All of them are gone."""
+        for process in reversed(self._started):
+            process.kill()
+            process.wait()
+
+
+def _limited(size: int) -> list[str]:
+    return ["prlimit", f"--fsize={size}"] if size else []
+
+
+def path() -> str:
+    """PYTHONPATH for all of them."""
+    return os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
+
+
+def surgeon(*words: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptsurgeon", *map(str, words)],
+        cwd=REPO, env={**os.environ, "PYTHONPATH": path()}, capture_output=True, text=True,
+        check=False, timeout=200,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
