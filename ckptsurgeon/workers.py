@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -44,3 +45,8 @@ def at_work(workers: Workers, jobs: int) -> Iterator[Mapped]:
 
         with ThreadPoolExecutor(min(workers, jobs)) as pool:
             yield pool.map
+
+
+def host() -> str:
+    """This one, by the name that SLURM gives it, if that started the worker."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename

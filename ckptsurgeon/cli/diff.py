@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.on import On, workers
+from ckptsurgeon.cli.on import Cluster
 from ckptsurgeon.cli.options import Common, Jobs
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import Again, Hint, again, command
@@ -71,9 +71,9 @@ def diff(
         bool, typer.Option("--tensors", help="Compare every element of every tensor too.")
     ] = False,
     jobs: Jobs = 8,
-    on: On = None,
     *,
     common: Common,
+    cluster: Cluster,
 ) -> None:
     """Compare two steps or two runs, or a run before and after a surgery.
 
@@ -98,13 +98,13 @@ def diff(
                 command("diff", "--receipt", "ID"),
             ),
         )
-    if on is not None and not tensors:
+    if cluster.on is not None and not tensors:
         raise UsageError("--on belongs to --tensors", next=again("--tensors"))
     quiet = common.quiet or common.as_json or not tensors
     with report.Progress(sys.stderr, quiet=quiet) as progress:
         if receipt is not None:
             run = common.open_run()
-            with workers(on, jobs, [run.root]) as readers:
+            with cluster.workers(jobs, [run.root], quiet=quiet) as readers:
                 found = of_receipt(run, receipt, tensors=tensors, jobs=readers, progress=progress)
         else:
             assert a is not None and b is not None
@@ -115,7 +115,8 @@ def diff(
             except UsageError as error:  # neither side is offered the other's step
                 error.hints = tuple(hint for hint in error.hints if not _same(hint, a, b))
                 raise
-            with workers(on, jobs, [side.run.root for side in sides]) as readers:
+            roots = [side.run.root for side in sides]
+            with cluster.workers(jobs, roots, quiet=quiet) as readers:
                 found = compare(*sides, tensors=tensors, jobs=readers, progress=progress)
     common.answer(lambda: report.diff(found, common.style), lambda: report.diff_json(found))
     if not found.same:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.on import Computed, On
+from ckptsurgeon.cli.on import Cluster
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.hints import DRY_RUN, again
 from ckptsurgeon.operations.completion import saved_steps
@@ -26,9 +26,9 @@ def export(
             "--shard-size", metavar="GB", min=0.000001, help="Largest size of one output file."
         ),
     ] = 5.0,
-    on: On = None,
     *,
     common: Common,
+    cluster: Cluster,
 ) -> None:
     """Write the weights of one step as safetensors.
 
@@ -47,16 +47,17 @@ def export(
         done = export.preview(run, step, output)
     else:
         folders = [run.root, output.absolute().parent]
+        quiet = common.quiet or common.as_json
         with (
-            report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress,
-            Computed(on).workers(1, folders) as who,
+            report.Progress(sys.stderr, quiet=quiet) as progress,
+            cluster.workers(1, folders, quiet=quiet) as who,
         ):
             done = export.export(
                 run,
                 step,
                 output,
                 shard_bytes=int(shard_size * 1e9),
-                workers=who,
+                workers=None if isinstance(who, int) else who,
                 progress=progress,
             )
     text = report.export(output, done)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon import report
-from ckptsurgeon.cli.on import On, workers
+from ckptsurgeon.cli.on import Cluster
 from ckptsurgeon.cli.options import Common, Jobs
 from ckptsurgeon.errors import (
     DamagedFile,
@@ -146,7 +146,6 @@ def verify(
         ),
     ] = None,
     jobs: Jobs = 8,
-    on: On = None,
     log: Annotated[
         Path | None,
         typer.Option(
@@ -165,6 +164,7 @@ def verify(
     ] = None,
     *,
     common: Common,
+    cluster: Cluster,
 ) -> None:
     """Check one step and say what is wrong with it.
 
@@ -187,7 +187,7 @@ def verify(
     quiet = common.quiet or common.as_json or (level < 3 and against is None)
     with (
         report.Progress(sys.stderr, quiet=quiet) as progress,
-        workers(on, jobs, [run.root]) as readers,
+        cluster.workers(jobs, [run.root], quiet=quiet) as readers,
     ):
         result = look.verify(
             run, step, level=level, against=against, jobs=readers, progress=progress
@@ -222,9 +222,9 @@ def doctor(
         ),
     ] = None,
     jobs: Jobs = 8,
-    on: On = None,
     *,
     common: Common,
+    cluster: Cluster,
 ) -> None:
     """Say what is wrong with the run, and what to do.
 
@@ -242,7 +242,7 @@ def doctor(
     from ckptsurgeon.look.finding import Finding
     from ckptsurgeon.look.vitals.vitals import examine
 
-    if (against is not None or on is not None) and not vitals:
+    if (against is not None or cluster.on is not None) and not vitals:
         option = "--on" if against is None else "--against"
         raise UsageError(f"{option} belongs to --vitals", next=again("--vitals"))
     run = common.open_run()
@@ -250,9 +250,10 @@ def doctor(
     seen = None
     if vitals:
         check = command("verify", "--level", "4", why="all that is wrong with the step")
-        with report.Progress(sys.stderr, quiet=common.quiet or common.as_json) as progress:
+        quiet = common.quiet or common.as_json
+        with report.Progress(sys.stderr, quiet=quiet) as progress:
             try:
-                with workers(on, jobs, [run.root]) as readers:
+                with cluster.workers(jobs, [run.root], quiet=quiet) as readers:
                     seen = examine(run, against=against, jobs=readers, progress=progress)
                 diagnoses += [Finding(fact, check) for fact in seen.facts]
             except UsageError:

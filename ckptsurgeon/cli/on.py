@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,23 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ckptsurgeon.cli.in_slurm import SLURM, join, script
+from ckptsurgeon.cli.tally import Measured, Tally
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import Hint, again, shell
+from ckptsurgeon.terminal import unchecked
 from ckptsurgeon.version import VERSION
 
 if TYPE_CHECKING:
     from ckptsurgeon.workers import Workers
 
 T = TypeVar("T")
-On = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar="SCHEDULER",
-        help="Have the workers of this Dask scheduler do it: its address, or its file "
-        "(docs/cluster.md).",
-    ),
-]
 ANSWER_S = 20
 """Seconds in which the scheduler and a first worker must answer."""
 LOST_S = 30
@@ -40,11 +35,68 @@ RETRIES = 3
 """How often a job is done anew whose worker is lost, as in Dask's own `allowed-failures`."""
 
 
+def _joined(ctx: typer.Context, on: str | None) -> str | None:
+    """In a task of an srun whose command has --on slurm: the scheduler's file, for the surgeon."""
+    if on != SLURM or ctx.resilient_parsing:
+        return on
+    file, end = join()
+    ctx.call_on_close(end)
+    return str(file)
+
+
+def _scripted(ctx: typer.Context, options: list[str] | None) -> list[str] | None:
+    if options and not ctx.resilient_parsing:
+        print(script(ctx, options))
+        raise typer.Exit
+    return options
+
+
 @dataclass(frozen=True)
-class Computed:
+class Cluster:
+    """What a command accepts whose long pass may be done by others."""
+
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="SCHEDULER",
+            callback=_joined,
+            help="Have a Dask cluster do it: its scheduler's address or file, or `slurm` in an "
+            "srun (docs/cluster.md).",
+        ),
+    ] = None
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sbatch",
+            metavar="KEY=VALUE",
+            is_eager=True,
+            callback=_scripted,
+            help="With --on slurm: only print a script, with this line for sbatch.",
+        ),
+    ] = None
+
+    @contextmanager
+    def workers(
+        self, jobs: int, folders: Sequence[Path], *, quiet: bool = False
+    ) -> Iterator[Workers]:
+        """`jobs` threads of this process, or the workers of the cluster. Raises UsageError where
+        none answers, where one has another version of this package or sees other `folders`; a pass
+        raises SurgeryError where workers are lost again and again. What they did is said on stderr,
+        unless `quiet`."""
+        if self.on is None:
+            yield jobs
+            return
+        with _cluster(self.on, folders) as cluster:
+            yield cluster
+            if not quiet and cluster.tally.jobs:
+                print(f"  {cluster.tally}", file=unchecked(sys.stderr))
+
+
+@dataclass(frozen=True)
+class Computed(Cluster):
     """What a command accepts that computes tensors."""
 
-    on: On = None
     resume: Annotated[
         bool,
         typer.Option(
@@ -53,12 +105,15 @@ class Computed:
     ] = False
 
     @contextmanager
-    def workers(self, jobs: int, folders: Sequence[Path]) -> Iterator[Executor | None]:
-        """Who computes; None where it is the threads of this process, which note nothing."""
+    def writers(
+        self, jobs: int, folders: Sequence[Path], *, quiet: bool = False
+    ) -> Iterator[Executor | None]:
+        """The same for what leaves records; None where it is the threads of this process, which
+        leave none."""
         if self.on is None and not self.resume:
             yield None
             return
-        with workers(self.on, jobs, folders) as who:
+        with self.workers(jobs, folders, quiet=quiet) as who:
             if isinstance(who, Executor):
                 yield who
             else:
@@ -67,13 +122,7 @@ class Computed:
 
 
 @contextmanager
-def workers(on: str | None, jobs: int, folders: Sequence[Path]) -> Iterator[Workers]:
-    """`jobs` threads of this process, or those workers. Raises UsageError where none answers, where
-    one has another version of this package or sees other `folders`; a pass raises SurgeryError
-    where workers are lost again and again."""
-    if on is None:
-        yield jobs
-        return
+def _cluster(on: str, folders: Sequence[Path]) -> Iterator[_Executor]:
     try:
         from distributed import Client
     except ImportError:
@@ -94,19 +143,20 @@ def workers(on: str | None, jobs: int, folders: Sequence[Path]) -> Iterator[Work
         watch = threading.Thread(target=_watch, args=(client, ended, lost), daemon=True)
         watch.start()
         try:
-            yield _Cluster(client, on, lost)
+            yield _Executor(client, on, lost)
         finally:
             ended.set()
             watch.join()
 
 
-class _Cluster(Executor):
+class _Executor(Executor):
     """The workers of a Dask cluster. A job whose worker is lost is done again by another one."""
 
     def __init__(self, client: Any, on: str, lost: threading.Event) -> None:
         # Not pure: Dask would take what a job gave before for what it gives now.
         self._executor = client.get_executor(retries=RETRIES, pure=False)
         self._on, self._lost = on, lost
+        self.tally = Tally()
 
     def map(
         self,
@@ -120,14 +170,19 @@ class _Cluster(Executor):
         from distributed import KilledWorker
         from distributed.comm import CommClosedError
 
+        began = time.monotonic()
         try:
-            yield from self._executor.map(fn, *iterables, timeout=timeout)
+            for done in self._executor.map(Measured(fn, VERSION), *iterables, timeout=timeout):
+                self.tally.add(done)
+                yield done.result
         except Exception as error:
             if not self._lost.is_set() and not isinstance(error, (KilledWorker, CommClosedError)):
                 raise
             raise SurgeryError(
                 f"the workers of {self._on} are lost", next=(again(), _without(self._on))
             ) from None
+        finally:
+            self.tally.seconds += time.monotonic() - began
 
 
 def _watch(client: Any, ended: threading.Event, lost: threading.Event) -> None:

@@ -41,15 +41,20 @@ class Job:
     watch: Sequence[str] = ()
 
 
-def script(job: Job) -> str:
-    """The text of the script. Raises UsageError for an option that a line of it can't hold."""
-    for option in job.options:
+def refuse_odd(options: Sequence[str]) -> None:
+    """Raise UsageError for an option of sbatch that a line of a script can't hold."""
+    for option in options:
         if not OPTION.fullmatch(option):
             raise UsageError(
                 f"--sbatch {option!r} is not a plain sbatch option",
                 next="use KEY=VALUE without spaces or quotes: --sbatch partition=gpu --sbatch "
                 "time=20:00:00",
             )
+
+
+def script(job: Job) -> str:
+    """The text of the script. Raises UsageError for an option that a line of it can't hold."""
+    refuse_odd(job.options)
     given = {option.partition("=")[0] for option in job.options}
     lines = [f"#SBATCH --{text}" for text in _defaults(job) if text.partition("=")[0] not in given]
     lines += [f"#SBATCH --{option}" for option in job.options]

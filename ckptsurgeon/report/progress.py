@@ -7,11 +7,14 @@ import time
 from types import TracebackType
 from typing import TextIO
 
+from ckptsurgeon.report.style import size
 from ckptsurgeon.terminal import unchecked
 
 PATIENCE = 0.5
 """A phase that takes fewer seconds is not shown."""
 BAR = 24
+IN_BYTES = ("computing", "checking")
+"""The phases of which bytes are counted."""
 
 
 class Progress:
@@ -49,7 +52,13 @@ class Progress:
             self.phase, self.started = phase, time.monotonic()
         if self.bar and time.monotonic() - self.started > PATIENCE:
             full = BAR * done // max(total, 1)
-            self._write(f"\r  {phase:<11} {'#' * full:.<{BAR}} {done}/{total}\033[K")
+            self._write(f"\r  {phase:<11} {'#' * full:.<{BAR}} {self._far(done, total)}\033[K")
+
+    def _far(self, done: int, total: int) -> str:
+        if self.phase not in IN_BYTES:
+            return f"{done}/{total}"
+        rate = done / max(time.monotonic() - self.started, 1e-3)
+        return f"{size(done)} of {size(total)}, {size(rate)}/s"
 
     def _finish(self) -> None:
         took = time.monotonic() - self.started

@@ -23,7 +23,7 @@ from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import named_copies
 from ckptsurgeon.plans.edits import Computed
 from ckptsurgeon.plans.sources import Source
-from ckptsurgeon.progress import Progress
+from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import make_partial, refuse_place
 from ckptsurgeon.transaction import job_list
@@ -149,7 +149,7 @@ def _write(
         if progress is not None:
             progress("export", done, len(files))
     if workers is not None:
-        _have_copied(folder, places, workers)
+        _have_copied(folder, places, workers, progress or silent)
     total = sum(_size(weight) for weights in files for weight in weights)
     document = {"metadata": {"total_size": total}, "weight_map": index}
     disk.write_new(folder / INDEX, json.dumps(document, indent=2).encode())
@@ -171,12 +171,14 @@ def _placed(path: Path, at: int, weights: Sequence[Weight]) -> Iterator[Place]:
         at += _size(weight)
 
 
-def _have_copied(folder: Path, places: Sequence[Place], workers: Executor) -> None:
+def _have_copied(
+    folder: Path, places: Sequence[Place], workers: Executor, progress: Progress
+) -> None:
     """Have the workers fill these places, and read them back."""
     record = folder / "jobs"
     jobs = job_list.of(folder, record, places)
     job_list.begin(jobs)
-    job_list.refuse_unlike(job_list.done(jobs, workers), workers)
+    job_list.refuse_unlike(job_list.done(jobs, workers, progress), workers, progress)
     disk.remove_file(record)
 
 

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
@@ -31,10 +31,12 @@ from ckptsurgeon.hints import again
 from ckptsurgeon.plans.as_json import to_json
 from ckptsurgeon.plans.edits import Computed, Content, Piece, Span
 from ckptsurgeon.plans.sources import Source
+from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import computing
 from ckptsurgeon.transaction.coding import numel, width
 from ckptsurgeon.transaction.computing import Group, Place, Sum
 from ckptsurgeon.transaction.reading import ALIGN, LONG, ROOM, Reader, Rooms
+from ckptsurgeon.workers import host
 
 BATCH = 256 << 20
 """Bytes that a job writes, or more by one stretch."""
@@ -45,6 +47,7 @@ STALE = 5.0
 SLOT = 4096
 """What the place of a record is a multiple of: a page, so no two hosts write to one."""
 _ROOMS = Rooms()
+T = TypeVar("T")
 
 
 class Seen(NamedTuple):
@@ -235,11 +238,6 @@ def check(job: Job) -> bool:
     return True
 
 
-def host() -> str:
-    """This one, by the name that SLURM gives it, if that started the worker."""
-    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-
-
 def _watch(job: Job) -> Callable[[], None]:
     """To be called before each write, once all files are open."""
     looked = 0.0
@@ -271,11 +269,12 @@ def _watch(job: Job) -> Callable[[], None]:
 # --- all of them ---------------------------------------------------------------------------------
 
 
-def done(jobs: Sequence[Job], workers: Executor) -> list[Job]:
-    """Have the workers do all jobs; the same with what their records say."""
+def done(jobs: Sequence[Job], workers: Executor, progress: Progress = silent) -> list[Job]:
+    """Have the workers do all jobs; the same with what their records say. `progress` counts
+    bytes."""
     if not jobs:
         return []
-    hosts = list(workers.map(do, _known(jobs)))
+    hosts = list(_counted(jobs, workers.map(do, _known(jobs)), "computing", progress))
     finished = _known(jobs)
     for job, by in zip(finished, hosts, strict=True):
         if not job.known:
@@ -286,13 +285,25 @@ def done(jobs: Sequence[Job], workers: Executor) -> list[Job]:
     return finished
 
 
-def refuse_unlike(jobs: Sequence[Job], workers: Executor) -> None:
+def refuse_unlike(jobs: Sequence[Job], workers: Executor, progress: Progress = silent) -> None:
     """Have the workers read all of it back. Raises SurgeryError where that is not what was
     written."""
-    for job, whole in zip(jobs, workers.map(check, jobs), strict=True):
+    found = _counted(jobs, workers.map(check, jobs), "checking", progress)
+    for job, whole in zip(jobs, found, strict=True):
         if not whole:
             path, part = next(ranges(job))
             raise unlike(path, part.offset)
+
+
+def _counted(
+    jobs: Sequence[Job], results: Iterator[T], phase: str, progress: Progress
+) -> Iterator[T]:
+    """What the jobs give; `progress` counts their bytes."""
+    finished, total = 0, sum(job.size for job in jobs)
+    for job, result in zip(jobs, results, strict=True):
+        finished += job.size
+        progress(phase, finished, total)
+        yield result
 
 
 def unlike(path: Path, at: int) -> SurgeryError:

@@ -194,7 +194,7 @@ def _commit(
         write(root, entry)
         progress("staging", 0, len(entry.files))
         staging.make_directories(root, folders)
-        staging.write(root, plan, receipt, by.jobs, by.workers, before is not None)
+        staging.write(root, plan, receipt, by.jobs, by.workers, before is not None, progress)
         progress("staging", len(entry.files), len(entry.files))
         made = [HOME, *entry.files, *folders]
         entry = replace(entry, steps=staging.steps(root, plan.edits), committed=True)

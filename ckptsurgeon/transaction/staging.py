@@ -35,6 +35,7 @@ from ckptsurgeon.plans.edits import (
     length,
 )
 from ckptsurgeon.plans.plan import Plan, Receipt
+from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import computing, job_list, kept, receipts
 from ckptsurgeon.transaction.computing import Place, Sum
 from ckptsurgeon.transaction.content import joined, read
@@ -100,6 +101,7 @@ def write(
     jobs: int,
     workers: Executor | None = None,
     resumed: bool = False,
+    progress: Progress = silent,
 ) -> None:
     """Write every staged file, make it durable, and read it back. With `workers`, what is computed
     or copied is a list of jobs for them. Of an attempt that is `resumed`, those jobs count as done
@@ -111,7 +113,7 @@ def write(
     if workers is None:
         _write(root, staged, jobs)
     else:
-        _write_on(root, record_file(plan.id), staged, jobs, workers, resumed)
+        _write_on(root, record_file(plan.id), staged, jobs, workers, resumed, progress)
     contents = receipts.contents(receipt, kept.document(root, plan.edits))
     records = [_Staged(name, Content((data,))) for name, data in contents.items()]
     if resumed:
@@ -209,7 +211,13 @@ def _write(root: Path, staged: Sequence[_Staged], jobs: int) -> None:
 
 
 def _write_on(
-    root: Path, record: str, staged: Sequence[_Staged], jobs: int, workers: Executor, resumed: bool
+    root: Path,
+    record: str,
+    staged: Sequence[_Staged],
+    jobs: int,
+    workers: Executor,
+    resumed: bool,
+    progress: Progress,
 ) -> None:
     """The same by jobs of `workers`, as far as those of an attempt that is `resumed` are not
     done."""
@@ -231,9 +239,9 @@ def _write_on(
     each(lambda item: _begin(root, item, root / item.name in kept), staged, jobs)
     if todo and not kept:
         job_list.begin(todo)
-    todo = job_list.done(todo, workers)
+    todo = job_list.done(todo, workers, progress)
     _seal_all(root, staged, job_list.sums(todo), jobs)
-    job_list.refuse_unlike(todo, workers)
+    job_list.refuse_unlike(todo, workers, progress)
 
 
 def _places(root: Path, staged: Sequence[_Staged]) -> list[Place]:

@@ -9,6 +9,7 @@ import typer
 
 from ckptsurgeon.cli.build import build
 from ckptsurgeon.cli.commands import commands
+from ckptsurgeon.errors import UsageError
 
 TEXTS = ["8", "08", "-1", "+8", "1_0", "1e3", "9" * 30, "٨", " 8 ", "x", "", "a b", "~", "../x"]
 
@@ -19,7 +20,7 @@ def outcome(ctx: typer.Context, parameter: Any, value: Any, *, plain: bool) -> t
     function = parameter.process_value if plain else type(parameter).process_value
     try:
         given = function(ctx, value) if plain else function(parameter, ctx, value)
-    except typer.BadParameter:
+    except (typer.BadParameter, UsageError):  # Typer's own, or that of an option's callback
         return "error", None
     empty = given in (None, (), [])  # Typer makes these one after the conversion
     return "value", None if empty else list(given) if isinstance(given, tuple) else given

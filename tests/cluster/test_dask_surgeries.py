@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from ckptsurgeon import Run, plan, surgery
-from ckptsurgeon.cli.on import workers
+from ckptsurgeon.cli.on import Computed
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.recipe.file import from_data
@@ -51,8 +51,7 @@ def operate(root: Path, recipe: Recipe, dask: Dask | None) -> Receipt:
     made = plan(run, from_data({**recipe, **NO_NOTE}))
     if dask is None:
         return surgery.apply(run, made)
-    with workers(str(dask.file), 1, [root]) as who:
-        assert not isinstance(who, int)
+    with Computed(str(dask.file)).writers(1, [root]) as who:
         return surgery.apply(run, made, workers=who)
 
 

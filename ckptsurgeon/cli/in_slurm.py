@@ -1,0 +1,103 @@
+"""--on slurm: the tasks of an srun become scheduler, surgeon and workers; the script for sbatch."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import TYPED, again, shell
+
+SLURM = "slurm"
+"""What --on takes for the tasks of an srun."""
+ROLES = 3
+"""Tasks that it takes at least: scheduler, surgeon, worker."""
+
+
+def join() -> tuple[Path, Callable[[], None]]:
+    """Become what this task of the srun is. The scheduler and the workers end here, with the
+    surgeon; that one gets the scheduler's file, and what ends the others.
+
+    Raises UsageError outside of an srun, or in one of too few tasks."""
+    try:
+        from dask_jobqueue.slurm import SLURMRunner
+    except ImportError:
+        raise UsageError(
+            "--on slurm needs dask-jobqueue, which is not installed",
+            next=shell(["pip", "install", "ckptsurgeon[cluster]"]),
+        ) from None
+    named = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS")
+    if not all(os.environ.get(name, "").isdecimal() for name in named):
+        raise UsageError(
+            "--on slurm is for the tasks of an srun", next=again("--sbatch", "ntasks=8")
+        )
+    if int(os.environ["SLURM_NTASKS"]) < ROLES:
+        raise UsageError(
+            f"--on slurm needs {ROLES} tasks: scheduler, surgeon, workers",
+            next="srun --ntasks N, of which N - 2 are workers",
+        )
+    job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
+    # Of this start of the job alone: a requeued one would find the address of a scheduler of old.
+    name = f"dask-{job}-{step}-{os.environ.get('SLURM_RESTART_COUNT') or 0}.json"
+    file = Path.cwd() / name
+    own = {"dashboard": False, "port": 0}
+    try:
+        runner: Any = SLURMRunner(  # type: ignore[no-untyped-call]
+            scheduler_file=str(file), scheduler_options=own, worker_options={"dashboard": False}
+        )
+    except KeyboardInterrupt:  # how its scheduler and its workers end
+        raise typer.Exit(0) from None
+
+    def end() -> None:
+        with suppress(OSError, RuntimeError):
+            runner.close()
+        with suppress(OSError):
+            file.unlink()
+
+    return file, end
+
+
+def script(ctx: typer.Context, options: Sequence[str]) -> str:
+    """What sbatch takes to run the command that was typed on its tasks, and again if it is
+    requeued. Raises UsageError for an option that a line of it can't hold, and without --on
+    slurm."""
+    from ckptsurgeon.launch.slurm import refuse_odd
+
+    words = _without(TYPED.get().words, "--sbatch")
+    if f"--on={SLURM}" not in words and ("--on", SLURM) not in pairwise(words):
+        raise UsageError("--sbatch belongs to --on slurm", next=again("--on", SLURM))
+    refuse_odd(options)
+    known = {name for parameter in ctx.command.params for name in parameter.opts}
+    given = {option.partition("=")[0] for option in options}
+    tasks = [] if given & {"ntasks", "ntasks-per-node", "nodes"} else [f"ntasks={ROLES + 1}"]
+    lines = [f"job-name=ckptsurgeon-{ctx.info_name}", "open-mode=append", "requeue", *tasks]
+    lines = [line for line in lines if line.partition("=")[0] not in given]
+    # A job has no terminal to confirm on, and does not begin anew what it was requeued in.
+    wanted = ("--resume",) if "-y" in words else ("--yes", "--resume")
+    more = [option for option in wanted if option in known and option not in words]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH --{line}" for line in (*lines, *options)),
+            "",
+            f"cd {shlex.quote(str(Path.cwd()))} || exit 1",
+            f"exec srun {shlex.join(['ckptsurgeon', *words, *more])}",
+        ]
+    )
+
+
+def _without(words: Sequence[str], option: str) -> list[str]:
+    """The words without an option and its values."""
+    kept, skipped = [], False
+    for word in words:
+        if not skipped and word != option and not word.startswith(f"{option}="):
+            kept.append(word)
+        skipped = not skipped and word == option
+    return kept

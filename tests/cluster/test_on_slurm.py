@@ -1,0 +1,108 @@
+"""--on slurm: the tasks of a real SLURM do the long passes, and a requeued job goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon import Run, surgery
+from tests.cluster.conftest import Cluster
+from tests.conftest import Trained
+from tests.support.launch import REPO
+from tests.support.snapshot import differs, snapshot
+
+pytestmark = pytest.mark.cluster
+AVERAGE = ("average", "6", "8", "--no-tb-note")
+
+
+@pytest.fixture
+def nodes(cluster: Cluster) -> Cluster:
+    pytest.importorskip("dask_jobqueue")
+    return cluster
+
+
+def surgeon(*words: object, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptsurgeon", *map(str, words)],
+        cwd=cwd, env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def submitted(nodes: Cluster, folder: Path, *words: object) -> str:
+    """The number of the job whose script `--sbatch` prints; its words go to `job.out`."""
+    more = ["ntasks=4", "nodes=2", "overcommit", f"output={folder}/job.out"]
+    options = [word for each in more for word in ("--sbatch", each)]
+    script = folder / "job.sbatch"
+    script.write_text(surgeon(*words, "--on", "slurm", *options, cwd=folder))
+    return nodes.submit(script)
+
+
+def alone(root: Path) -> Path:
+    other = Path(shutil.copytree(root, root.with_name("alone")))
+    surgeon(*AVERAGE, "--yes", "-C", other, cwd=other)
+    return other
+
+
+def test_an_allocation_computes_and_reads(nodes: Cluster, trained: Trained, tmp_path: Path) -> None:
+    root = trained(zero=1, dtype="bf16")
+    wanted = snapshot(alone(root), own=True)
+    ended = nodes.ends(submitted(nodes, tmp_path, *AVERAGE, "-C", root))
+    said = (tmp_path / "job.out").read_text()
+    assert ended["JobState"] == "COMPLETED", said
+    assert differs(snapshot(root, own=True), wanted, times=False) is None
+    assert re.search(r"\d workers? on \d nodes? · \d+ jobs?", said), said
+    plain = surgeon("verify", "--level", "4", "-C", root, cwd=tmp_path)
+    ended = nodes.ends(submitted(nodes, tmp_path, "verify", "--level", "4", "-C", root))
+    said = (tmp_path / "job.out").read_text()
+    assert ended["JobState"] == "COMPLETED" and plain in said, said
+    assert not [*tmp_path.glob("dask-*.json")]
+
+
+def test_a_refusal_ends_all_tasks(nodes: Cluster, trained: Trained, tmp_path: Path) -> None:
+    root = trained(zero=1, dtype="bf16")
+    ended = nodes.ends(submitted(nodes, tmp_path, "average", "7", "8", "-C", root))
+    assert ended["JobState"] == "FAILED" and ended["ExitCode"] == "2:0", ended
+    assert "step 7" in (tmp_path / "job.out").read_text()
+    assert not (root / ".ckptsurgeon").exists()
+
+
+def test_a_requeued_job_goes_on_where_it_was(
+    nodes: Cluster, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The surgeon is killed with its job while its workers compute."""
+    root = trained(zero=1, dtype="bf16")
+    wanted = snapshot(alone(root), own=True)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nif 'SLURM_PROCID' in os.environ:\n"
+        "    from ckptsurgeon.transaction import job_list as j\n"
+        "    j.BATCH, j.STRETCH, j.LONG = 1 << 15, 1 << 12, 1 << 12\n"
+        "    import tests.cluster.slow_writes\n"
+    )
+    nodes.environment |= {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), nodes.environment["PYTHONPATH"]]),
+        "JOBS": str(tmp_path / "jobs"), "SECONDS": "0.1",
+    }  # fmt: skip
+    job = submitted(nodes, tmp_path, *AVERAGE, "-C", root)
+    record = root / ".ckptsurgeon/staging/0001.jobs"
+    for _ in range(1200):
+        if record.exists() and record.read_bytes().count(b'"crcs"') >= 3:
+            break
+        time.sleep(0.05)
+    assert record.exists(), (tmp_path / "job.out").read_text()
+    nodes("scontrol", "requeue", job)
+    ended = nodes.ends(job)
+    said = (tmp_path / "job.out").read_text()
+    assert ended["JobState"] == "COMPLETED" and ended["Restarts"] == "1", said
+    assert differs(snapshot(root, own=True), wanted, times=False) is None
+    assert surgery.plan_undo(Run.open(root)).edits
