@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -124,13 +125,13 @@ def test_threads_and_processes_make_what_one_process_makes(
     assert differs(snapshot(root), before, times=True) is None
 
 
-@pytest.mark.parametrize("count", [0, 1, 7])
+@pytest.mark.parametrize("done", [0, 1, 7])
 def test_a_killed_surgery_is_gone_on_with_or_discarded(
-    root: Path, threads: Executor, monkeypatch: pytest.MonkeyPatch, count: int
+    root: Path, threads: Executor, monkeypatch: pytest.MonkeyPatch, done: int
 ) -> None:
     wanted, before, other = alone(root), snapshot(root), copied(root)
-    assert killed(root, noted(count)) == count
-    assert killed(other, noted(count)) == count
+    assert killed(root, noted(done)) == done
+    assert killed(other, noted(done)) == done
     with pytest.raises(InterruptedSurgery, match="was interrupted"):
         operate(other, None)
     surgery.recover(Run.open(other))
@@ -140,7 +141,60 @@ def test_a_killed_surgery_is_gone_on_with_or_discarded(
     assert differs(snapshot(root, own=True), wanted, times=False) is None
     again = len(jobs)
     operate(other, threads)
-    assert len(jobs) - again == again + count, "those that were noted were not done again"
+    assert len(jobs) - again == again + done, "those that were noted were not done again"
+
+
+@pytest.mark.parametrize(
+    "every", [pytest.param(23, id="thin"), pytest.param(3, id="dense", marks=pytest.mark.slow)]
+)
+def test_a_kill_at_any_call_is_gone_on_with_or_discarded(
+    root: Path, threads: Executor, every: int
+) -> None:
+    """Also a second kill, of the attempt that goes on."""
+    wanted, before, other = alone(root), snapshot(root), copied(root)
+    shutil.rmtree(root)
+    outcomes = set()
+    for number in range(1, 10_000, every):
+        shutil.copytree(other, root)
+        code = at_call(root, number)
+        if code == 0:
+            break
+        again = at_call(root, number * 2, resume=True)
+        if again != 0:
+            if Run.open(root).committed() is False and number % 2:
+                operate(root, threads, resume=True)
+            else:
+                surgery.recover(Run.open(root))
+        found = snapshot(root, own=True)
+        at = "before" if differs(found, before, times=True) is None else "after"
+        assert at == "before" or differs(found, wanted, times=False) is None, number
+        outcomes.add((again, at))
+        shutil.rmtree(root)
+    assert number > 200
+    assert {(9, "after"), (9, "before")} <= outcomes, outcomes
+
+
+def at_call(root: Path, number: int, *, resume: bool = False) -> int:
+    """How a surgery ends that is killed at one of its calls, whichever thread makes it."""
+    child = os.fork()
+    if child == 0:
+        made = count(1)
+
+        def hook(*_: object) -> None:
+            if next(made) == number:
+                os._exit(9)
+
+        calls.hook = hook
+        code = 1
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                operate(root, pool, resume=resume)
+            code = 0
+        except InterruptedSurgery:
+            code = 5
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.parametrize("where", ["staged", "record"])
