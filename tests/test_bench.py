@@ -77,6 +77,16 @@ def test_a_transplant_takes_little_memory_and_a_short_receipt() -> None:
     assert memory.met and time.met and large.measured < 200 and receipt.measured < 200  # MB, kB
 
 
+@pytest.mark.slow
+def test_workers_of_a_cluster_are_measured_beside_the_model() -> None:
+    rows = measure(["cluster"], quick=True)
+    if not rows:
+        pytest.skip("no Dask here")
+    overhead, *others = rows
+    assert overhead.unit == "ms" and len(others) == 12
+    assert all(0.2 < row.measured < 8 for row in others), table(rows)
+
+
 def test_a_missed_target_is_said() -> None:
     rows = [ratio("slow", 5, 10), ratio("fast", 20, 10), Row("late", 3, "s", 2), Row("any", 9, "s")]
     assert [row.met for row in rows] == [False, True, False, True]

@@ -90,7 +90,7 @@ def test_without_any_worker_left_it_fails_and_says_so(
     code, _, error = surgeon("verify", "--level", 4, "-C", root, "--on", dask.file)
     killer.join()
     assert code == 1 and f"error: the workers of {dask.file} are lost" in error, error
-    (alone,) = [line for line in error.splitlines() if "reads with threads of this" in line]
+    (alone,) = [line for line in error.splitlines() if "with threads of this" in line]
     assert "verify --level 4" in alone and str(dask.file) not in alone
 
 

@@ -1,0 +1,90 @@
+"""The script of `relaunch --slurm` in jobs of a real SLURM: preempted, in an array, held to 4."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon import Run, look
+from ckptsurgeon.files.one_look import look_again
+from ckptsurgeon.launch.relaunch import compare
+from tests.cluster.conftest import Cluster
+from tests.conftest import Trained
+from tests.support.trained_run import losses
+
+pytestmark = pytest.mark.cluster
+Jobs = Callable[..., str]
+
+
+def saved(root: Path) -> int:
+    look_again()
+    return max(Run.open(root).steps())
+
+
+def until(found: Callable[[], object], said: Path) -> None:
+    for _ in range(1200):
+        if found():
+            return
+        time.sleep(0.1)
+    raise AssertionError(said.read_text() if said.exists() else "no job has begun")
+
+
+def test_a_job_that_is_preempted_saves_and_goes_on(
+    cluster: Cluster, job: Jobs, trained: Trained, tmp_path: Path
+) -> None:
+    """SLURM's signal comes to the script; its trainer saves, the job is requeued, and what it
+    begins with is what it saved."""
+    root, said = trained(ranks=2), tmp_path / "job.out"
+    promise = look.inspect(Run.open(root)).promise
+    number = job(root, "--nodes", 2, "--", "train_iters=1200", "save_interval=100000")
+    until(lambda: said.exists() and " iteration       20/" in said.read_text(), said)
+    cluster("scancel", "--batch", "--signal=USR1", number)
+    shown = cluster.ends(number)
+    text = said.read_text()
+    assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), text
+    assert shown["Restarts"] == "1" and shown["NumNodes"] == "2"
+    first, second = (json.loads(line) for line in text.splitlines() if line.startswith('{"step"'))
+    assert compare(promise, json.dumps(first)) == []
+    between = second["step"] - 1
+    assert 20 <= between < 1200 and between in Run.open(root).steps()
+    assert saved(root) == max(losses(text)) == 1200
+    assert not (root / "kill-switch").exists()
+
+
+def test_each_job_of_an_array_goes_on_where_the_one_before_it_ended(
+    cluster: Cluster, job: Jobs, trained: Trained, tmp_path: Path
+) -> None:
+    """`--array=0-1%1` is how a night of short jobs is queued: one after the other."""
+    root, said = trained(ranks=2), tmp_path / "job.out"
+    number = job(
+        root, "--nodes", 2, "--sbatch", "array=0-1%1",
+        "--", "train_iters=1200", "save_interval=100000",
+    )  # fmt: skip
+    until(lambda: said.exists() and " iteration       20/" in said.read_text(), said)
+    (root / "kill-switch").write_text("a job of short time")
+    until(lambda: saved(root) > 8, said)
+    between = saved(root)
+    (root / "kill-switch").unlink(missing_ok=True)
+    states = [cluster.ends(f"{number}_{index}")["JobState"] for index in (0, 1)]
+    assert states == ["COMPLETED", "COMPLETED"], said.read_text()
+    steps = [
+        json.loads(line)["step"] for line in said.read_text().splitlines() if line[:7] == '{"step"'
+    ]
+    assert steps == [9, between + 1] and saved(root) == 1200
+
+
+def test_a_broken_promise_ends_the_job_with_4(
+    cluster: Cluster, job: Jobs, trained: Trained, tmp_path: Path
+) -> None:
+    root, said = trained(), tmp_path / "job.out"
+    code = 'import os; os.write(1, b\'{"step": 9, "lr": 1.0}\\n\')'
+    own = {"command": [sys.executable, "-c", code]}
+    (root / "ckptsurgeon.yaml").write_text(json.dumps({"relaunch": own}))
+    shown = cluster.ends(job(root, "--nodes", 2))
+    assert (shown["JobState"], shown["ExitCode"]) == ("FAILED", "4:0"), said.read_text()
+    assert "lr: promised" in said.read_text() and shown["Restarts"] == "0"
