@@ -175,6 +175,12 @@ class _Executor(Executor):
             for done in self._executor.map(Measured(fn, VERSION), *iterables, timeout=timeout):
                 self.tally.add(done)
                 yield done.result
+        except ImportError as error:  # a worker that came later, of a version without these modules
+            raise SurgeryError(
+                f"a worker of {self._on} has another version of ckptsurgeon than {VERSION}, or "
+                f"lacks what it needs: {error}",
+                next=shell(["pip", "install", f"ckptsurgeon=={VERSION}"], why="on its host"),
+            ) from None
         except Exception as error:
             if not self._lost.is_set() and not isinstance(error, (KilledWorker, CommClosedError)):
                 raise

@@ -30,6 +30,8 @@ from ckptsurgeon.transaction.names import edited, refuse_foreign, refuse_foreign
 from ckptsurgeon.transaction.redo import Step, redo
 from ckptsurgeon.transaction.worker import as_owner
 
+GO_ON = "give its own command once more, with --resume    goes on with what was computed"
+
 
 @dataclass(frozen=True)
 class _By:
@@ -97,8 +99,17 @@ def refuse_waiting(root: Path) -> None:
         raise InterruptedSurgery(
             f"a surgery was interrupted: {title}",
             untouched="nothing was touched by this command",
-            next=RECOVER,
+            next=(GO_ON, RECOVER) if _noted(root) else RECOVER,
         )
+
+
+def _noted(root: Path) -> bool:
+    """Whether the surgery that waits may be gone on with, and its workers have left records."""
+    try:
+        id = cut_off(root)
+    except SurgeryError:
+        return False
+    return id is not None and (root / staging.record_file(id)).is_file()
 
 
 # --- commit --------------------------------------------------------------------------------------
