@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -108,7 +109,30 @@ def operate(common: Editing, recipe: Recipe, computed: Computed = BY_ITSELF) -> 
         recipe = recipe.but(replace(recipe[TensorBoard], note=False))
     run = open_for(common, computed)
     plan = surgery.plan(run, recipe, allow_globals=common.allow_global or ())
+    if computed.resume:
+        _refuse_done(run, plan, recipe)
     carry_out(run, plan, common, recipe.get(Relaunch), computed)
+
+
+def _refuse_done(run: Run, plan: Plan, recipe: Recipe) -> None:
+    """Raise SurgeryError where the last surgery computed the same: a job that is requeued at its
+    very end would scale, or average, once more."""
+    from ckptsurgeon.recipe.file import keys
+    from ckptsurgeon.transaction.receipts import standing
+
+    last = standing(run.receipts())[-1:]
+    if run.interrupted() is not None or not last:
+        return
+    names = [key for kind in recipe.given if kind.computes for key in keys(kind)]
+    wanted, was = (
+        json.dumps({name: each.get(name) for name in names}, sort_keys=True, default=str)
+        for each in (plan.recipe, last[0].recipe)
+    )
+    if names and wanted == was and plan.step == last[0].step:
+        raise SurgeryError(
+            f"receipt {last[0].id} has done this already: {last[0].title}",
+            next=again(without=["--resume"], why="does it once more"),
+        )
 
 
 def open_for(common: Common, computed: Computed = BY_ITSELF) -> Run:

@@ -61,6 +61,10 @@ def test_a_surgery_with_records_in_threads_is_the_usual_one(trained: Trained) ->
     assert surgeon(*words, other)[0] == 0
     found = snapshot(root, own=True)
     assert differs(found, snapshot(other, own=True), times=False) is None
+    code, _, error = surgeon(*words, root, "--resume")
+    assert code == 1 and "receipt 0001 has done this already" in error, "as of a job requeued late"
+    assert snapshot(root, own=True) == found
+    assert surgeon("scale", "weight", "--by", "0.5", *words[3:], root, "--resume")[0] == 0
 
 
 def test_the_slowest_node_is_named() -> None:
