@@ -16,7 +16,7 @@ from ckptsurgeon.plans.edits import Move, relative
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import receipts
-from ckptsurgeon.transaction.home import EVENTS, HOME, NOTE, ROWS, is_log
+from ckptsurgeon.transaction.home import EVENTS, HOME, NOTE, ROWS, is_log, is_wandb
 
 ABOVE = 2
 """So far above the run a log folder may be that holds it: further up are the logs of others."""
@@ -69,7 +69,7 @@ class LogFolders:
     def branches(self) -> set[Path]:
         """Folders that surgeries made for cut branches: no trainer writes there."""
         branches: set[Path] = set()
-        for receipt in receipts.read(self.root, mentioning=(EVENTS, *ROWS)):
+        for receipt in receipts.read(self.root, mentioning=(EVENTS, *ROWS, ".wandb")):
             if receipt.undoes is None and "transplant" not in receipt.recipe:
                 branches |= self._cut_branches(receipt)
         return branches
@@ -97,6 +97,21 @@ class LogFolders:
         usual = [path for path in found if path.is_file() and not path.is_symlink()]
         return list(dict.fromkeys([*usual, *self._named_files()]))
 
+    def offline_runs(self) -> list[Path]:
+        """The files of offline runs of W&B, those of cut branches apart."""
+        branches = self.branches()
+        return [
+            here / name
+            for here, _, files in self._walk()
+            if here.name.startswith("offline-run-") and here not in branches
+            for name in sorted(filter(is_wandb, files))
+            if (here / name).is_file() and not (here / name).is_symlink()
+        ]
+
+    def others(self) -> list[Path]:
+        """All logs that are no event files."""
+        return [*self.rows(), *self.offline_runs()]
+
     def _named_files(self) -> Iterator[Path]:
         names = self.settings.get("logs", [])
         for name in names if isinstance(names, list) else [names]:
@@ -116,7 +131,7 @@ class LogFolders:
 
     def written(self) -> list[str]:
         """All logs that the trainer wrote, relative to the root."""
-        return [*self.event_files(), *(relative(path, self.root) for path in self.rows())]
+        return [*self.event_files(), *(relative(path, self.root) for path in self.others())]
 
     def sizes(self) -> dict[str, int]:
         """The bytes of each of `written`."""

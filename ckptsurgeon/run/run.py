@@ -86,7 +86,7 @@ class Run:
                 )
             moved.refuse_moved(path)
         run = cls(paths[0], Logs(), {"tensorboard": [str(path) for path in paths]})
-        if not run.logs.folders() and not run.logs.rows():
+        if not run.logs.folders() and not run.logs.others():
             raise UsageError(
                 f"no event file in {', '.join(map(str, folders))}, nor below",
                 next="--tb DIR, with *tfevents* files in it",
@@ -358,9 +358,11 @@ class Run:
         """Each of its logs, as what cuts, renames and notes."""
         from ckptsurgeon.logs.event_folder import EventFolder
         from ckptsurgeon.logs.row_file import RowFile
+        from ckptsurgeon.logs.wandb import offline_run
 
         folders: list[LogSource] = [EventFolder(path, self.root) for path in self.logs.folders()]
-        return [*folders, *(RowFile(path, self.root) for path in self.logs.rows())]
+        rows = (RowFile(path, self.root) for path in self.logs.rows())
+        return [*folders, *rows, *offline_run.found(self.logs.offline_runs(), self.root)]
 
     def trainer(self) -> str | None:
         """That a trainer is alive in this run, with the first evidence of it; None without any."""
@@ -369,7 +371,7 @@ class Run:
 
     def writers(self) -> list[str]:
         """Evidence of trainers that are alive and write to this run, see `run.writers`."""
-        logs = [*self.logs.files(), *self.logs.rows()]
+        logs = [*self.logs.files(), *self.logs.others()]
         return writers.evidence(self.root, self.format, logs, self.pointers())
 
 

@@ -29,7 +29,12 @@ def has_receipts(folder: Path) -> bool:
 def is_log(name: str) -> bool:
     """Whether a file of this name, or path, is a log that a surgery may edit."""
     last = name.rpartition("/")[2]
-    return EVENTS in last or last in ROWS
+    return EVENTS in last or last in ROWS or is_wandb(last)
+
+
+def is_wandb(name: str) -> bool:
+    """Whether a file of this name has the records of a run of W&B."""
+    return name.startswith("run-") and name.endswith(".wandb")
 
 
 def in_attic(name: str) -> bool:

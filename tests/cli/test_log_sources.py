@@ -12,6 +12,7 @@ from tests.cli.conftest import Surgeon, hints
 from tests.support.event_logs import write_log
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import make_run
+from tests.support.wandb_files import unframed, write_run
 
 STEPS = 40
 
@@ -27,16 +28,20 @@ def root(tmp_path: Path) -> Path:
     (run / "logs").mkdir()
     lines = "".join(json.dumps(item) + "\n" for item in objects)
     (run / "logs/metrics.jsonl").write_text(lines)
+    write_run(run, range(1, STEPS + 1))
     return run
 
 
 def ends(root: Path) -> list[int]:
-    """The last step of each log, by TensorBoard and by the text of the others."""
+    """The last step of each log, by TensorBoard and by what is in the others."""
     log = EventAccumulator(str(root / "tensorboard"))
     log.Reload()
     last = json.loads((root / "logs/metrics.jsonl").read_text().splitlines()[-1])
     table = (root / "metrics.csv").read_text().splitlines()[-1]
-    return [log.Scalars("loss")[-1].step, int(table.partition(",")[0]), last["step"]]
+    (run,) = root.glob("wandb/offline-run-*-abc/*.wandb")
+    points = [item for item in unframed(run.read_bytes()) if item[0] == 2 << 3 | 2]
+    ends = [log.Scalars("loss")[-1].step, int(table.partition(",")[0]), last["step"]]
+    return [*ends, len(points)]
 
 
 def test_a_rollback_cuts_all_and_its_undo_brings_all_back(surgeon: Surgeon, root: Path) -> None:
@@ -44,7 +49,7 @@ def test_a_rollback_cuts_all_and_its_undo_brings_all_back(surgeon: Surgeon, root
     done = surgeon("rollback", "--to", 20, "--yes", "-C", root)
     assert done.exit_code == 0, done.stderr
     assert "20 of 40 rows stay, to step 20" in done.stdout
-    assert ends(root) == [20, 20, 20]
+    assert ends(root) == [20] * 4
     kept = (root / "logs/cut-0001/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in kept] == list(range(21, 41))
     assert surgeon("rollback", "--to", 20, "-C", root, "--yes").stdout.startswith("nothing to do")
@@ -56,7 +61,7 @@ def test_a_rollback_cuts_all_and_its_undo_brings_all_back(surgeon: Surgeon, root
 
 def test_logs_are_left_alone_on_request(surgeon: Surgeon, root: Path) -> None:
     assert surgeon("rollback", "--to", 20, "--no-truncate", "--yes", "-C", root).exit_code == 0
-    assert ends(root) == [40, 40, 40]
+    assert ends(root) == [40] * 4
 
 
 def test_status_lists_each_with_its_last_step(surgeon: Surgeon, root: Path) -> None:
@@ -68,6 +73,7 @@ def test_status_lists_each_with_its_last_step(surgeon: Surgeon, root: Path) -> N
         {"name": "tensorboard/", "last_step": 40},
         {"name": "metrics.csv", "last_step": 40},
         {"name": "logs/metrics.jsonl", "last_step": 40},
+        {"name": "wandb/offline-run-1700000000-abc/run-abc.wandb", "last_step": 40},
     ]
 
 
@@ -75,12 +81,12 @@ def test_doctor_says_when_they_end_apart_and_how_to_cut_them(surgeon: Surgeon, r
     assert "different steps" not in surgeon("doctor", "-C", root).stdout
     surgeon("rollback", "--to", 20, "--no-truncate", "--yes", "-C", root)
     surgeon("truncate-tb-events", "--after", 20, "--yes", "-C", root)
-    assert ends(root) == [20, 40, 40]
+    assert ends(root) == [20, 40, 40, 40]
     told = surgeon("doctor", "-C", root).stdout
     assert "the logs end at different steps: tensorboard/ at 20, metrics.csv at 40" in told
     (cut,) = (words for words in hints(told) if "truncate-logs" in words)
     assert surgeon(*cut, "--yes").exit_code == 0
-    assert ends(root) == [20, 20, 20]
+    assert ends(root) == [20] * 4
     assert "different steps" not in surgeon("doctor", "-C", root).stdout
 
 
@@ -88,7 +94,7 @@ def test_all_are_cut_and_renamed_by_themselves(surgeon: Surgeon, root: Path) -> 
     before = snapshot(root)
     where = ("--yes", "-C", root)
     assert surgeon("truncate-logs", "--after", 7, "--no-keep-tb", *where).exit_code == 0
-    assert ends(root) == [7, 7, 7]
+    assert ends(root) == [7] * 4
     done = surgeon("rename-logs", "loss", "train/loss", *where)
     assert done.exit_code == 0, done.stderr
     assert (root / "metrics.csv").read_text().startswith("step,train/loss\n1,")
