@@ -158,7 +158,7 @@ def test_hostile_bytes_end_in_an_error_that_is_ours(tmp_path: Path) -> None:
     whole = path.read_bytes()
     records = unframed(whole)
     refused = 0
-    for i in range(600):
+    for i in range(300):
         if i % 2:
             data = bytearray(whole)
             for _ in range(dice.randint(1, 4)):
@@ -180,7 +180,7 @@ def test_hostile_bytes_end_in_an_error_that_is_ours(tmp_path: Path) -> None:
             run.rename(NewNames({"loss": "x"}))
         except SurgeryError:
             refused += 1
-    assert 100 < refused < 500
+    assert 50 < refused < 250
 
 
 def test_no_step_is_ever_taken_for_another(tmp_path: Path) -> None:

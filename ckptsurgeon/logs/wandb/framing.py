@@ -86,6 +86,20 @@ def records(data: mmap.mmap | bytes, path: Path, at: int = len(START)) -> Iterat
             chunks = []
 
 
+def record_at(data: mmap.mmap | bytes, start: int, end: int) -> Record:
+    """The record that `records` has found at [start, end)."""
+    at, chunks = start, []
+    while at < end:
+        left = BLOCK - at % BLOCK
+        if left < HEADER:
+            at += left
+            continue
+        length = _HEADER.unpack_from(data, at)[1]
+        chunks.append((at + HEADER, at + HEADER + length))
+        at += HEADER + length
+    return Record(start, end, tuple(chunks), b"".join(data[a:b] for a, b in chunks))
+
+
 def first_after(data: mmap.mmap | bytes, at: int) -> int:
     """The first byte of a record in the block that begins at or after `at`, or the size: where
     reading may begin in the middle of a file."""
@@ -137,6 +151,15 @@ class Framed:
                 self._span(start, stop)
             at = end
             self._pad()
+
+    def stretch(self, start: int, end: int) -> bool:
+        """Bytes [start, end) of whole records as they are, and whether that can be: what is behind
+        lies as it does in the old file."""
+        self._pad()
+        if (self._at - start) % BLOCK:
+            return False
+        self._span(start, end)
+        return True
 
     def write(self, data: bytes) -> None:
         """A record of this data."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import again
@@ -30,6 +31,7 @@ END = 256 << 10
 """Bytes at the end of a file in which its last step is looked for."""
 OWN = "_step"
 """What W&B counts itself."""
+WALL = "_timestamp"
 
 
 def found(files: Sequence[Path], root: Path) -> list[OfflineRun]:
@@ -75,7 +77,7 @@ class OfflineRun(LogSource):
         if key is None:
             return [], []
         steps = np.concatenate([log.steps(key) for log in logs])
-        walls = np.concatenate([log.column("_timestamp") for log in logs])
+        walls = np.concatenate([log.column(WALL) for log in logs])
         flags = trail.leading_to(steps, walls, cut.marks, relative(self.path, self.root))
         borders = np.cumsum([0, *(log.points for log in logs)])
         changes: list[AnyChange] = []
@@ -98,21 +100,14 @@ class OfflineRun(LogSource):
         file = relative(log.path, self.root)
         stay, total = int(flags.sum()), log.points
         time = log.path.stat().st_mtime_ns
-        kept, lost = framing.Framed(file), framing.Framed(file)
-        for item, stays, common in log.sides(flags):
-            if stays:
-                kept.copy(item)
-            if not stays or common:
-                is_run = cut.keep_as is not None and record.said(item.data).kind == RUN
-                if is_run:
-                    lost.write(record.with_id(item.data, f"{self.id}-{cut.keep_as}"))
-                else:
-                    lost.copy(item)
+        stays, common = log.sides(flags)
+        kept = log.framed(file, stays, "")
         note = f"{stay} of {total} points stay, to step {cut.marks.iteration}"
         changes: list[AnyChange] = [Aside(file, LOGS)]
         if stay:
             changes = [Rewrite(file, LOGS, Content(kept.pieces, time), note)]
         if cut.keep_as is not None:
+            lost = log.framed(file, ~stays | common, f"{self.id}-{cut.keep_as}")
             branch = Content(lost.pieces, time)
             new = relative(self._branch(log.path, cut.keep_as), self.root)
             note = f"the cut branch, {total - stay} points"
@@ -183,31 +178,43 @@ class OfflineRun(LogSource):
 
 
 class _Log:
-    """The points of one file, in columns, and what else in it is cut with them."""
+    """The points of one file, in columns, and where its records are."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.points = 0
-        self.names: dict[str, None] = {}
-        self._columns: dict[str, array[float]] = {}
-        for item in framing.records(framing.opened(path), path):
-            said = record.said(item.data)
-            if said.kind != HISTORY:
-                continue
-            for name, value in said.values.items():
-                self.names[name] = None
-                if name in (OWN, "_timestamp") or rows.step_name([name], None):
-                    column = self._columns.setdefault(name, array("d"))
-                    column.extend([math.nan] * (self.points - len(column)))
-                    column.append(value)
-            self.points += 1
+        self._data = framing.opened(path)
+        self._starts, self._ends = array("Q"), array("Q")
+        self._kinds, self._numbers = array("B"), array("d")
+        self._columns: dict[bytes, array[float]] = {}
+        known: dict[bytes, bool] = {}
+        for item in framing.records(self._data, path):
+            kind, number = record.kind(item.data), math.nan
+            if kind == HISTORY:
+                for name, value in record.numbers(item.data).items():
+                    if name not in known:
+                        known[name] = name in (OWN.encode(), WALL.encode()) or counts_steps(name)
+                    if known[name]:
+                        column = self._columns.setdefault(name, array("d"))
+                        column.extend([math.nan] * (self.points - len(column)))
+                        column.append(value)
+                self.points += 1
+            elif kind == SUMMARY:
+                number = record.numbers(item.data).get(OWN.encode(), math.nan)
+            elif kind == STATS:
+                number = record.said(item.data).time
+            self._starts.append(item.start)
+            self._ends.append(item.end)
+            self._kinds.append(kind if kind in (HISTORY, SUMMARY, STATS, RUN) else 0)
+            self._numbers.append(number)
+        self.names = {name.decode(): None for name in known}
 
     def column(self, name: str) -> NDArray[np.float64]:
         """The numbers of one name, NaN where a point has none."""
         import numpy as np
 
         column = np.full(self.points, np.nan)
-        values = self._columns.get(name, array("d"))
+        values = self._columns.get(name.encode(), array("d"))
         column[: len(values)] = values
         return column
 
@@ -219,31 +226,57 @@ class _Log:
         known = np.isfinite(column) & (column >= 0) & (column < 1 << 60)
         return np.where(known, column, trail.NONE).astype(np.int64)
 
-    def sides(self, flags: NDArray[np.bool_]) -> Any:
-        """Each record, whether it stays, and whether both sides have it: all that is no history, no
-        summary and no system metrics. A summary goes with the point whose own step it has, else
+    def sides(self, flags: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Of each record, whether it stays, and whether both sides have it: all that is no history,
+        no summary and no system metrics. A summary goes with the point whose own step it has, else
         with the point before it; system metrics go that are later than the last point that
         stays."""
         import numpy as np
 
-        own, walls = self.column(OWN), self.column("_timestamp")
-        gone = set(own[~flags].tolist())
-        times = walls[flags]
-        last = float(np.nanmax(times)) if np.isfinite(times).any() else math.inf
-        point, stays = 0, True
-        for item in framing.records(framing.opened(self.path), self.path):
-            said = record.said(item.data)
-            if said.kind == HISTORY:
-                stays = bool(flags[point])
-                point += 1
-                yield item, stays, False
-            elif said.kind == SUMMARY:
-                step = said.values.get(OWN)
-                yield item, (stays if step is None else step not in gone), False
-            elif said.kind == STATS:
-                yield item, not said.time > last, False
-            else:
-                yield item, True, True
+        kinds, numbers = np.array(self._kinds), np.array(self._numbers)
+        walls = self.column(WALL)[flags]
+        last = float(np.nanmax(walls)) if np.isfinite(walls).any() else math.inf
+        stays = np.ones(len(kinds), bool)
+        stays[kinds == HISTORY] = flags
+        before = np.cumsum(kinds == HISTORY) - 1
+        own = self.column(OWN)[~flags]
+        summaries = kinds == SUMMARY
+        stays[summaries] = np.where(
+            np.isfinite(numbers[summaries]),
+            ~np.isin(numbers[summaries], own),
+            (before[summaries] < 0) | flags[np.maximum(before[summaries], 0)],
+        )
+        metrics = kinds == STATS
+        stays[metrics] = ~(numbers[metrics] > last)
+        return stays, ~np.isin(kinds, (HISTORY, SUMMARY, STATS))
+
+    def framed(self, file: str, flags: NDArray[np.bool_], id: str) -> framing.Framed:
+        """The records with a flag as a file of their own; with `id`, of the run of that id."""
+        import numpy as np
+
+        framed = framing.Framed(file)
+        edges = np.diff(np.concatenate(([0], flags, [0])).astype(np.int8)).nonzero()[0]
+        runs = [i for i, kind in enumerate(self._kinds) if kind == RUN and id]
+        for first, after in edges.reshape(-1, 2).tolist():
+            at = first
+            while at < after:
+                k = bisect_left(runs, at)
+                end = min(runs[k], after) if k < len(runs) else after
+                if end > at and framed.stretch(self._starts[at], self._ends[end - 1]):
+                    at = end
+                    continue
+                item = framing.record_at(self._data, self._starts[at], self._ends[at])
+                if end == at:
+                    framed.write(record.with_id(item.data, id))
+                else:
+                    framed.copy(item)
+                at += 1
+        return framed
+
+
+def counts_steps(name: bytes) -> bool:
+    """Whether a name may be that of what counts updates."""
+    return rows.step_name([name.decode()], None) is not None
 
 
 def _counting(points: Sequence[dict[str, float]]) -> str:

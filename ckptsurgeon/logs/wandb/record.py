@@ -6,6 +6,7 @@ The numbers are those of `wandb/proto/wandb_internal.proto`, 0.31. What is not u
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,27 @@ HISTORY, SUMMARY, STATS, METRIC, RUN = 2, 3, 7, 12, 17
 OTHER = 0
 _LENGTH = 2
 """The wire type of a field of bytes, text or a message."""
+
+
+# A field of `_NUMBER` is that of the items of history and summaries, with one key. A name in a text
+# can't be taken for one: 0x82 goes on a character in UTF-8, and never begins one after ASCII.
+_KIND = re.compile(rb"(?:\x08[\x80-\xff]*[\x00-\x7f])?([\x12\x1a\x3a])")
+_NUMBER = re.compile(rb"\x0a.[\x0a\x12](.)([ -~]+)\x82\x01.([-+.0-9eE]+)", re.DOTALL)
+
+
+def kind(data: bytes) -> int:
+    """What `said` says of its kind, for most records by their first bytes."""
+    match = _KIND.match(data)
+    return match[1][0] >> 3 if match else said(data).kind
+
+
+def numbers(data: bytes) -> dict[bytes, float]:
+    """The finite numbers under names of one part in a record of history or of a summary, fast."""
+    found = _NUMBER.findall(data)
+    try:
+        return {name: float(text) for size, name, text in found if size[0] == len(name)}
+    except ValueError:
+        return {}
 
 
 @dataclass(frozen=True)
