@@ -55,6 +55,11 @@ def of_file(path: Path, own: Mapping[str, str], step: str | None = None) -> Curv
     return replace(of_rows(rows, path), notes=notes)
 
 
+def of_points(path: Path, points: Iterable[Mapping[str, float]], own: Mapping[str, str]) -> Curves:
+    """The curves of points that are read already, in the order in which they were written."""
+    return of_rows(_known(path, points, own, None), path)
+
+
 def of_history(path: Path, own: Mapping[str, str]) -> Curves:
     """The same, of a file that nobody named and that lies in a run: nothing waits for it, and it
     has at most `MAX_DOCUMENT` bytes."""

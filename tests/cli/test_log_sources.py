@@ -9,10 +9,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.cli.conftest import Surgeon, hints
-from tests.support.event_logs import write_log
+from tests.support.event_logs import spiked, write_log
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import make_run
-from tests.support.wandb_files import unframed, write_run
+from tests.support.wandb_files import framed, history, unframed, write_run
 
 STEPS = 40
 
@@ -122,3 +122,18 @@ def test_a_diff_says_which_logs_differ(surgeon: Surgeon, root: Path) -> None:
     surgeon("rollback", "--to", 20, "--yes", "-C", root)
     told = surgeon("diff", "--receipt", "0001", "-C", root)
     assert "logs" in told.stdout, told.stdout + told.stderr
+
+
+def test_advice_is_by_the_only_log_that_has_the_loss(surgeon: Surgeon, tmp_path: Path) -> None:
+    """An offline run of W&B that nothing else was logged beside: it diverged, was resumed from 200
+    and diverged again."""
+    root = make_run(tmp_path / "run", range(50, 401, 50))
+    folder = root / "wandb/offline-run-1-abc"
+    folder.mkdir(parents=True)
+    losses = dict(enumerate(spiked(400, 250), 1))
+    points = [{"train/loss": losses[s], "train/global_step": s, "_step": s} for s in losses]
+    again = [{**point, "_step": 400 + i} for i, point in enumerate(points[200:])]
+    (folder / "run-abc.wandb").write_bytes(framed(map(history, [*points, *again])))
+    told = json.loads(surgeon("advise", "--json", "-C", root).stdout)
+    assert told["verdict"] == "diverged"
+    assert "diverged at step 250" in surgeon("doctor", "-C", root).stdout

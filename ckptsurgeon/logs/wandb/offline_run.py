@@ -6,7 +6,7 @@ import math
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,13 @@ class OfflineRun(LogSource):
             if steps:
                 break
         return [Stream.of(relative(self.path, self.root), "wandb", steps)]
+
+    def points(self) -> Iterator[dict[str, float]]:
+        """The numbers of each point by name, in the order in which they were logged."""
+        for path in self.paths:
+            for item in framing.records(framing.opened(path), path):
+                if record.kind(item.data) == HISTORY:
+                    yield record.said(item.data).values
 
     def cut(self, cut: Cut) -> tuple[list[AnyChange], list[str]]:
         import numpy as np
