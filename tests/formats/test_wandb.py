@@ -134,6 +134,9 @@ def test_what_was_uploaded_stays_as_it_is(tmp_path: Path) -> None:
     run = Run.open(root)
     plan = surgery.plan(run, from_data({"rollback": {"to": 4}}))
     (said,) = (sentence for sentence in plan.warnings if "a server has it" in sentence)
-    assert 'wandb.init(fork_from="abc?_step=4")' in said
+    assert 'WANDB_FORK_FROM="abc?_step=4"' in said
+    read = "import os, wandb; s = wandb.Settings(); s.update_from_env_vars(dict(os.environ)); "
+    show = read + "print(s.fork_from.run, s.fork_from.value)"
+    assert wandb("-c", show, WANDB_FORK_FROM="abc?_step=4").stdout.split() == ["abc", "4"]
     surgery.apply(run, plan)
     assert path.read_bytes() == before

@@ -133,9 +133,9 @@ class OfflineRun(LogSource):
 
     def _synced(self, path: Path, step: int) -> str:
         return (
-            f"{relative(path, self.root)} stays as it is: a server has it. Start the trainer with "
-            f'wandb.init(fork_from="{self.id}?_step={step}"), or with resume_from to go on in the '
-            "same run"
+            f"{relative(path, self.root)} stays as it is: a server has it. Let the next start fork "
+            f'it with WANDB_FORK_FROM="{self.id}?_step={step}", which W&B reads itself, or go on '
+            "in the same run with WANDB_RESUME_FROM"
         )
 
     def rename(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
