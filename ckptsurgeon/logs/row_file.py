@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from ckptsurgeon.errors import DamagedFile, UsageError
 from ckptsurgeon.hints import again
-from ckptsurgeon.logs import rows, trail
+from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
 from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream
 from ckptsurgeon.plans.edits import AnyChange, Content, Piece, Rewrite, Span, relative
@@ -90,7 +90,7 @@ class RowFile(LogSource):
         pieces = _Pieces(file)
         with self.path.open("rb") as lines:
             for record in _records(lines):
-                at = rows.step_name(record.item, None)
+                at = signals.step_name(record.item, None)
                 new = {key: key if key == at else name(key) for key in record.item}
                 seen |= new
                 changed = [key for key in new if new[key] != key]
@@ -155,7 +155,7 @@ def _records(file: BinaryIO) -> Iterator[_Record]:
             yield _Record(line, _parsed(line))
         return
     columns = next(csv.reader([text.replace("\0", "")], delimiter=separator), [])
-    if len(columns) < 2 or rows.step_name(columns, None) is None:
+    if len(columns) < 2 or signals.step_name(columns, None) is None:
         return
     yield _Record(first, dict.fromkeys(columns), header=True, table=separator)
     taken: list[bytes] = []
@@ -181,11 +181,11 @@ def _parsed(line: bytes) -> Mapping[str, Any]:
 
 def _point(item: Mapping[str, Any]) -> tuple[int, float]:
     """The step of a record, or `trail.NONE`, and its time, or NaN."""
-    named = rows.step_name([key for key in item if isinstance(key, str)], None)
-    step = rows.number(item[named]) if named is not None else None
+    named = signals.step_name([key for key in item if isinstance(key, str)], None)
+    step = signals.number(item[named]) if named is not None else None
     if step is None or not math.isfinite(step) or not 0 <= step < 1 << 60:
         return trail.NONE, math.nan
-    times = (rows.number(item.get(key)) for key in rows.TIMES)
+    times = (signals.number(item.get(key)) for key in signals.TIMES)
     wall = next((time for time in times if time is not None and time > EPOCH), math.nan)
     return int(step), wall
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import again
-from ckptsurgeon.logs import rows, trail
+from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
 from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream
 from ckptsurgeon.logs.wandb import framing, record
@@ -80,7 +80,7 @@ class OfflineRun(LogSource):
 
         logs = [_Log(path) for path in self.paths]
         names = [name for log in logs for name in log.names]
-        key = rows.step_name(dict.fromkeys(names), None)
+        key = signals.step_name(dict.fromkeys(names), None)
         if key is None:
             return [], []
         steps = np.concatenate([log.steps(key) for log in logs])
@@ -146,7 +146,7 @@ class OfflineRun(LogSource):
         warnings: tuple[str, ...] = ()
         for path in self.paths:
             log = _Log(path)
-            key = rows.step_name(log.names, None)
+            key = signals.step_name(log.names, None)
             new = {
                 old: old if old == key or old.startswith("_") else name(old) for old in log.names
             }
@@ -283,10 +283,10 @@ class _Log:
 
 def counts_steps(name: bytes) -> bool:
     """Whether a name may be that of what counts updates."""
-    return rows.step_name([name.decode()], None) is not None
+    return signals.step_name([name.decode()], None) is not None
 
 
 def _counting(points: Sequence[dict[str, float]]) -> str:
     """The name that counts updates in these points."""
     names = {name: None for values in points for name in values}
-    return rows.step_name(names, None) or OWN
+    return signals.step_name(names, None) or OWN
