@@ -102,11 +102,18 @@ $(VENV)/.trainers: $(VENV)/.complete constraints-trainers.txt
 		--target $(VENV)/trainers -r constraints-trainers.txt
 	touch $@
 
-test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.olmo
+# They want other releases of what is pinned.
+$(VENV)/.trackers: $(VENV)/.complete constraints-trackers.txt
+	rm -rf $(VENV)/trackers
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(VENV)/trackers -r constraints-trackers.txt
+	touch $@
+
+test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	$(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo
 
-drift: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.optimizers
+drift: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.optimizers $(VENV)/.trackers
 	$(call overlay,$(VENV)/newest)
 	grep '^torch==' constraints.txt > $(VENV)/newest/torch.txt
 	$(NEWEST) -m pip install --quiet --disable-pip-version-check --upgrade -c $(VENV)/newest/torch.txt ai2-olmo-core \
@@ -129,7 +136,7 @@ test-cluster: $(VENV)/.cluster
 
 SLURM = PATH="$$PATH:/usr/sbin" command -v slurmctld > /dev/null || apt-get install --yes --quiet slurm-wlm munge
 
-nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.olmo
+nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	-$(SLURM)
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo

@@ -30,6 +30,7 @@ from bench import (
     layers,
     many_shards,
     many_steps,
+    offline_wandb,
     picture,
     round_trips,
     saves,
@@ -67,6 +68,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "saves": saves.measure,
     "gpu": gpu.measure,
     "picture": picture.measure,
+    "offline_wandb": offline_wandb.measure,
     "event_files": event_files.measure,  # last: it makes this process larger
 }
 

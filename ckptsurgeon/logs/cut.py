@@ -18,10 +18,7 @@ from ckptsurgeon.logs.tensorboard.event_file import BORN, Index
 from ckptsurgeon.logs.tensorboard.graft import grafts
 from ckptsurgeon.logs.tensorboard.message import FILE_VERSION
 from ckptsurgeon.plans.edits import AnyChange, Aside, Content, Rewrite, Span, relative
-from ckptsurgeon.transaction.home import EVENTS
-
-FIELD = "tensorboard"
-"""`Rewrite.field` and `Aside.field` of an event file."""
+from ckptsurgeon.plans.log_fields import TENSORBOARD
 
 
 def truncate(
@@ -43,8 +40,6 @@ def truncate(
     of the one before it (graft.py). A second call finds nothing to change. Raises
     SurgeryError when the lineage can't be proven and DamagedFile on a bad record (see `lineage`
     and `event_file.scan` for `branch`, `order`, `axes` and `salvage`)."""
-    if keep_as is not None:
-        _check_name(keep_as)
     indexes = [event_file.scan(path, salvage=salvage) for path in event_file.files(logdir)]
     traced = lineage.trace(indexes, marks, branch=branch, order=order, axes=axes)
     names, warnings = _names(indexes, traced)
@@ -56,12 +51,12 @@ def truncate(
         file = relative(index.path, root)
         stays = bool(flags.any()) or not len(index)
         if not stays or not same_name:
-            changes.append(Aside(file, FIELD))
+            changes.append(Aside(file, TENSORBOARD))
         if stays:
             note = f"{int(flags.sum())} of {len(index)} events stay, to step {marks.iteration}"
             new = relative(logdir / name, root)
             content = _content(file, index, flags)
-            changes.append(Rewrite(new, FIELD, content, note, new_file=not same_name))
+            changes.append(Rewrite(new, TENSORBOARD, content, note, new_file=not same_name))
         warnings += _damage(index)
     if keep_as is not None:
         changes += _cut_branches(indexes, traced, logdir / keep_as, root)
@@ -85,7 +80,7 @@ def copies(
         path, content = folder / name, _content(relative(index.path, root), index, flags)
         known = path.stat() if path.exists() else None
         note = f"{int(flags.sum())} of {len(index)} events, to step {marks.iteration}"
-        rewrite = Rewrite(relative(path, root), FIELD, content, note, new_file=known is None)
+        rewrite = Rewrite(relative(path, root), TENSORBOARD, content, note, new_file=known is None)
         same = known and (known.st_size, known.st_mtime_ns) == (content.size, content.mtime_ns)
         made[name] = None if same else rewrite
     return made, [*traced.warnings, *warnings]
@@ -187,13 +182,5 @@ def _cut_branches(
         content = _content(relative(index.path, root), index, cut, start)
         file = relative(folders[i] / index.path.name, root)
         note = f"the cut branch, {int(cut.sum())} events"
-        changes.append(Rewrite(file, FIELD, content, note, new_file=True))
+        changes.append(Rewrite(file, TENSORBOARD, content, note, new_file=True))
     return changes
-
-
-def _check_name(keep_as: str) -> None:
-    if keep_as in ("", ".", "..") or "/" in keep_as or EVENTS in keep_as:
-        raise UsageError(
-            f"{keep_as!r} is not the name of a folder for the cut branch",
-            next="give one plain name, such as tb-7k-glitch",
-        )

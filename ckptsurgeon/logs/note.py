@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptsurgeon.logs.cut import FIELD
-from ckptsurgeon.logs.rename import TEXT
+from ckptsurgeon.logs.new_names import TEXT
 from ckptsurgeon.logs.tensorboard import event_file, message
 from ckptsurgeon.logs.tensorboard.event_file import BORN
 from ckptsurgeon.logs.tensorboard.frame import frame
 from ckptsurgeon.plans.edits import Content, Rewrite, relative
+from ckptsurgeon.plans.log_fields import TENSORBOARD
 from ckptsurgeon.transaction.home import EVENTS, NOTE
 
 TAG = "ckptsurgeon/surgery" + TEXT
@@ -30,4 +30,6 @@ def note(logdir: Path, root: Path, step: int, text: str, when: float) -> Rewrite
     event = message.text_event(when, step, TAG, text)
     data = event_file.version_record(when) + frame(event)
     content = Content((data,), int(when * 1e9))
-    return Rewrite(relative(path, root), FIELD, content, f"a note at step {step}", new_file=True)
+    return Rewrite(
+        relative(path, root), TENSORBOARD, content, f"a note at step {step}", new_file=True
+    )

@@ -28,8 +28,6 @@ from ckptsurgeon.logs.printed.pairs import counted, entry, pairs
 from ckptsurgeon.logs.printed.points import MAX_DOCUMENT
 from ckptsurgeon.logs.printed.stated import LoggedUpdate
 
-TIMES = ("wall_time", "timestamp", "_timestamp", "time", "created_at")
-"""The column with the time of a row, in seconds since 1970."""
 SAID = {
     "loss": signals.LOSS, "grad_norm": signals.GRAD_NORM, "loss_scale": signals.LOSS_SCALE,
     "consumed_samples": signals.SAMPLES, "batch_size": signals.BATCH_SIZE,
@@ -53,6 +51,11 @@ def of_file(path: Path, own: Mapping[str, str], step: str | None = None) -> Curv
     ):
         rows, notes = _read(path, file, own, step)
     return replace(of_rows(rows, path), notes=notes)
+
+
+def of_points(path: Path, points: Iterable[Mapping[str, float]], own: Mapping[str, str]) -> Curves:
+    """The curves of points that are read already, in the order in which they were written."""
+    return of_rows(_known(path, points, own, None), path)
 
 
 def of_history(path: Path, own: Mapping[str, str]) -> Curves:
@@ -112,7 +115,7 @@ def _read(
     lines: Iterable[str] = chain([first], file)
     separator = max(",", "\t", ";", key=first.count)
     columns = next(csv.reader([first.replace("\0", "")], delimiter=separator), [])
-    if len(columns) > 1 and (_step(columns, step) is not None or _is_header(columns)):
+    if len(columns) > 1 and (signals.step_name(columns, step) is not None or _is_header(columns)):
         clean = (line.replace("\0", "") for line in lines)
         table = csv.DictReader(clean, delimiter=separator)
         return _known(path, table, own, step, columns), ()
@@ -139,7 +142,7 @@ def _is_header(columns: Sequence[str]) -> bool:
     """Whether a first line is that of a table: names alone, one of them with a loss."""
     names = [name.strip() for name in columns]
     return (
-        all(name and _number(name) is None and len(name) < 200 for name in names)
+        all(name and signals.number(name) is None and len(name) < 200 for name in names)
         and not names[0].startswith("{")
         and any("loss" in name.lower() for name in names)
         and not any(re.search(r"loss\W+[\d.]", name) for name in names)
@@ -157,18 +160,20 @@ def _known(
     columns: Sequence[str] = (),
 ) -> list[Row]:
     """The rows of records whose names are known: those of a table, objects, the pairs of a line."""
-    at = _step(columns, step)
+    at = signals.step_name(columns, step)
     counts = {name: 0 for name in columns if name and name != at}
     records: list[tuple[Mapping[str, Any], int | None]] = []
     for item in items:
         if not isinstance(item, Mapping):
             continue
-        numbers = {k: v for k, v in item.items() if isinstance(k, str) and _number(v) is not None}
-        at = _step(numbers, step)
+        numbers = {
+            k: v for k, v in item.items() if isinstance(k, str) and signals.number(v) is not None
+        }
+        at = signals.step_name(numbers, step)
         for name in numbers:
             if name != at:
                 counts[name] = counts.get(name, 0) + 1
-        count = None if at is None else _number(numbers[at])
+        count = None if at is None else signals.number(numbers[at])
         whole = count is not None and math.isfinite(count) and 0 <= count < 1 << 60
         records.append((item, int(count) if count is not None and whole else None))
     named = signals.commonest(counts, own)
@@ -197,24 +202,12 @@ def _rows(
 ) -> Iterator[Row]:
     """Those that have a step and a number of a signal."""
     for item, step in records:
-        values = {signal: _number(item.get(name)) for signal, name in named.items()}
+        values = {signal: signals.number(item.get(name)) for signal, name in named.items()}
         numbers = {signal: value for signal, value in values.items() if value is not None}
         if step is not None and numbers:
-            times = (_number(item.get(name)) for name in TIMES)
+            times = (signals.number(item.get(name)) for name in signals.TIMES)
             when = next((value for value in times if value is not None), math.nan)
             yield step, numbers, when
-
-
-def _step(names: Iterable[str], own: str | None) -> str | None:
-    """The name that counts updates: the user's, else the best known one."""
-    if own is not None:
-        return own if own in names else None
-    known = {signals.plain(name): name for name in reversed(list(names))}
-    exact = next((known[name] for name in signals.STEPS if name in known), None)
-    if exact is not None:
-        return exact
-    last = {name.rpartition("_")[2]: known[name] for name in known if " " in known[name]}
-    return next((last[name] for name in ("step", "iteration", "iter") if name in last), None)
 
 
 def _unknown(path: Path, counts: Mapping[str, int], own: Mapping[str, str]) -> UsageError:
@@ -275,7 +268,7 @@ def _printed(
         statement = next((s for item in speakers if (s := item.read(line)) is not None), None)
         if statement is None or _mute(statement):
             found = {} if rows else pairs(line)
-            if _step(found, step) is not None and len(found) > 1:
+            if signals.step_name(found, step) is not None and len(found) > 1:
                 records.append(found)
             continue
         if statement.continues:
@@ -298,7 +291,7 @@ def _counted(
     for line in lines:
         bar = bar if (now := counted(line)) is None else now
         found = entry(line)
-        if found is not None and step is None and _step(map(str, found), None) is None:
+        if found is not None and step is None and signals.step_name(map(str, found), None) is None:
             found = {**found, "step": len(records) + 1 if bar is None else bar}
         records += [] if found is None else [found]
     if not records:
@@ -328,13 +321,3 @@ def _said(statement: LoggedUpdate) -> Iterator[Row]:
     if rate is not None:
         numbers[signals.LR] = rate
     yield statement.step, numbers, math.nan
-
-
-def _number(value: Any) -> float | None:
-    """A number, also as text; NaN and Inf are numbers here. None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None

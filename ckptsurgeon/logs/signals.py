@@ -8,7 +8,8 @@ DeepSpeed's monitor.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 LOSS, GRAD_NORM, LOSS_SCALE, LR = "loss", "grad-norm", "loss-scale", "lr"
 BATCH_SIZE, SAMPLES, TOKENS = "batch-size", "samples", "tokens"
@@ -44,6 +45,8 @@ STEPS = (
     "iter", "steps", "current_steps", "update", "_step", "s",
 )  # fmt: skip
 """What counts updates in a table, in JSON and in printed lines, the name to take first."""
+TIMES = ("wall_time", "timestamp", "_timestamp", "time", "created_at")
+"""The column with the time of a row, in seconds since 1970."""
 
 
 def found(names: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
@@ -80,3 +83,25 @@ def commonest(counts: Mapping[str, int], own: Mapping[str, str]) -> dict[str, li
         same = [name for name in names if plain(name) == plain(best) and name != best]
         chosen[signal] = [best, *same]
     return chosen
+
+
+def step_name(names: Iterable[str], own: str | None) -> str | None:
+    """The name that counts updates: the user's, else the best known one."""
+    if own is not None:
+        return own if own in names else None
+    known = {plain(name): name for name in reversed(list(names))}
+    exact = next((known[name] for name in STEPS if name in known), None)
+    if exact is not None:
+        return exact
+    last = {name.rpartition("_")[2]: known[name] for name in known if " " in known[name]}
+    return next((last[name] for name in ("step", "iteration", "iter") if name in last), None)
+
+
+def number(value: Any) -> float | None:
+    """A number, also as text; NaN and Inf are numbers here. None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None

@@ -53,6 +53,7 @@ def diagnose(run: Run) -> list[Finding]:
     if isinstance(run.format, HasHazards):
         out += [Finding(*hazard) for hazard in run.format.hazards(run.root)]
     out += _logs(run, verification.step)
+    out += log_end.apart(run, verification.step)
     out += retention.few(run, verification.step)
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
         checkpoint = run.checkpoint(verification.step)

@@ -1,14 +1,17 @@
-"""Logs that end before the checkpoint that the trainer resumes. Reads only."""
+"""Logs that end before the checkpoint that the trainer resumes, or apart. Reads only."""
 
 from __future__ import annotations
 
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.logs.curves import Branch
 from ckptsurgeon.logs.signals import LOSS
+from ckptsurgeon.logs.source import Stream
 from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import changed, standing
 
+KEYS = ("tensorboard", "logs")
+"""Sections of a recipe that cut logs."""
 UNWRITTEN, INTERVALS = 10, 4
 """Steps, and logged points, that may be missing at the end of the logs: a writer of TensorBoard
 keeps ten events in memory, which a killed job loses, and a step is saved between two points."""
@@ -24,8 +27,33 @@ def early(run: Run, step: int, kept: Branch) -> list[Finding]:
     last, each = int(steps[-1]), max((int(steps[-1] - steps[0]) // max(1, len(steps) - 1)), 1)
     if step - last <= max(UNWRITTEN, INTERVALS * each) or run.steps()[0] > last:
         return []
-    cut = [r.id for r in standing(run.receipts()) if "after" in (r.recipe.get("tensorboard") or {})]
+    own = [(r.id, r.recipe.get(key) or {}) for r in standing(run.receipts()) for key in KEYS]
+    cut = [id for id, section in own if "after" in section]
     next: Hint = "name the folder that it logs to now in `tensorboard:` of ckptsurgeon.yaml"
     if cut:
         next = command("undo", cut[-1], why="brings back what this surgery cut off the logs")
     return [Finding(f"the logs end at step {last}, before the checkpoint of step {step}", next)]
+
+
+def apart(run: Run, step: int) -> list[Finding]:
+    """Logs of one training that end at different steps: an earlier surgery, or somebody's hand, cut
+    one of them and not the others. Nothing is said while a trainer runs, whose writers hold points
+    in memory."""
+    ends: dict[str, Stream] = {}
+    for source in run.log_sources():
+        for stream in source.streams():
+            known = ends.get(stream.kind)
+            if stream.last is not None and (known is None or stream.last > (known.last or 0)):
+                ends[stream.kind] = stream
+    if len(ends) < 2 or run.writers():
+        return []
+    inorder = sorted(ends.values(), key=lambda stream: stream.last or 0)
+    first, last = inorder[0], inorder[-1]
+    far = max(UNWRITTEN, INTERVALS * max(stream.each for stream in inorder))
+    if (last.last or 0) - (first.last or 0) <= far:
+        return []
+    next: Hint = f"{first.name}: find out why its writer stopped; nothing needs to be cut"
+    if (first.last or 0) <= step + far < (last.last or 0):
+        next = command("truncate-logs", "--after", step, why="cuts them all at the checkpoint")
+    listed = ", ".join(f"{stream.name} at {stream.last}" for stream in inorder)
+    return [Finding(f"the logs end at different steps: {listed}", next)]

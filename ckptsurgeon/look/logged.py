@@ -9,6 +9,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.logs import curves, rows
 from ckptsurgeon.logs.curves import Curves
 from ckptsurgeon.logs.signals import LOSS
+from ckptsurgeon.logs.wandb.offline_run import OfflineRun
 from ckptsurgeon.look.histories import histories
 from ckptsurgeon.run.run import Run
 
@@ -21,8 +22,8 @@ def own(
     order: str | None = None,
 ) -> Curves:
     """The curves of the run's log folders; where these have no loss, those of a history that the
-    newest step, the run's root or a log folder holds. Raises SurgeryError when the lineage can't be
-    proven."""
+    newest step, the run's root or a log folder holds, or of an offline run of W&B. Raises
+    SurgeryError when the lineage can't be proven."""
     read = curves.of_folders(run.logs.folders(), tags, branch=branch, order=order)
     if LOSS in read.kept:
         return read
@@ -31,6 +32,12 @@ def own(
             other = rows.of_history(path, tags)
             if LOSS in other.kept:
                 return other
+    for source in run.log_sources():
+        if isinstance(source, OfflineRun):
+            with contextlib.suppress(UsageError):
+                other = rows.of_points(source.path, source.points(), tags)
+                if LOSS in other.kept:
+                    return other
     per_step = _samples_of_a_step(run) if read.notes else None
     if per_step is None:
         return read

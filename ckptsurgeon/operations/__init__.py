@@ -74,6 +74,10 @@ OPERATIONS = (
         "truncate-tb-events": "Cut TensorBoard events after an iteration.",
         "rename-tb-events": "Rename TensorBoard tags.",
     }),
+    Operation(f"{HERE}.logs", ("Logs",), {
+        "truncate-logs": "Cut every log of the run after a step.",
+        "rename-logs": "Rename what is logged, in every log of the run.",
+    }),
     Operation(f"{HERE}.relaunch", ("Relaunch",)),
 )  # fmt: skip
 """In this order a plan lists their changes, a title and a recipe their sections, and `--help` their

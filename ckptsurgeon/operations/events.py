@@ -1,11 +1,10 @@
-"""The log part of a surgery: every event folder of the run is cut, or its tags renamed.
+"""The event files in a surgery: every folder of them is cut, or its tags renamed.
 
 What reads and writes event files is imported where it is used: most surgeries touch none.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +25,8 @@ from ckptsurgeon.transaction.receipts import standing
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.marks import Marks
-    from ckptsurgeon.logs.rename import Counts
+    from ckptsurgeon.logs.new_names import Counts
+    from ckptsurgeon.logs.source import LogSource
 
 ORDERS = ("wall", "mtime", "name")
 
@@ -41,9 +41,7 @@ class TensorBoard(Section):
     standing: ClassVar[bool] = True
     on_logs: ClassVar[bool] = True
 
-    truncate: Annotated[bool, Key("leave the event files alone in a rollback", "--no-truncate")] = (
-        True
-    )
+    truncate: Annotated[bool, Key("leave the logs alone in a rollback", "--no-truncate")] = True
     after: Annotated[
         int | None, Key("cut the event files there without a rollback", value="step", limits=COUNT)
     ] = None
@@ -115,92 +113,96 @@ class TensorBoard(Section):
         save time say which branch is meant."""
         back = recipe.leaves_newer and self.truncate
         cut_at = checkpoint.step if self.after is None and back else self.after
-        return _cut_or_rename(run, self, cut_at, checkpoint)
+        return self._of_event_files(run, cut_at, checkpoint)
 
     def log_changes(self, run: Run, recipe: Recipe) -> Changes:
         """The same without a checkpoint: the logs alone say which branch is meant."""
-        return _cut_or_rename(run, self, self.after, None)
+        return self._of_event_files(run, self.after, None)
 
-    def record(self, run: Run, recipe: Recipe, step: int | None, title: str) -> list[AnyChange]:
-        """The surgery as a text in the run's first log folder, unless the recipe says no; not
-        behind a cut that it makes, where the same cut would find it."""
-        folders = run.logs.folders()
-        steps = [at for at in (step, self.after) if at is not None]
-        if not self.note or not folders or not steps:
-            return []
-        from ckptsurgeon.logs import note
-
-        text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
-        return [note.note(folders[0], run.root, min(steps), text, time.time())]
+    def _of_event_files(
+        self, run: Run, cut_at: int | None, checkpoint: Checkpoint | None
+    ) -> Changes:
+        if cut_at is None and not self.rename:
+            return [], []
+        changes, warnings = cut_or_rename(run, event_folders(run), self, cut_at, checkpoint)
+        return changes, [*linked(run), *warnings]
 
 
-def _cut_or_rename(
-    run: Run, section: TensorBoard, cut_at: int | None, checkpoint: Checkpoint | None
+def cut_or_rename(
+    run: Run,
+    sources: Sequence[LogSource],
+    section: TensorBoard,
+    cut_at: int | None,
+    checkpoint: Checkpoint | None,
+    by: str = "rename-tb-events",
 ) -> Changes:
-    changes: list[AnyChange] = []
-    warnings: list[str] = []
-    counts: list[Counts] = []
+    """A cut of these logs at a step, or a rename of what they log, as `section` says; `by` is the
+    command that renames."""
     if cut_at is not None and section.rename:
         raise UsageError(
             "one recipe can't both cut event files and rename their tags",
             next="do the rollback first, then the rename in a surgery of its own",
         )
-    if cut_at is not None or section.rename:
-        warnings += [
-            f"{link}/ is a link, so its event files stay as they are; name it in "
-            f"ckptsurgeon.yaml if they are this run's: tensorboard: [{link}]"
-            for link in run.logs.links()
-        ]
+    changes: list[AnyChange] = []
+    warnings: list[str] = []
+    counts: list[Counts] = []
     branch = _branch(run, section.branch)
-    if section.rename:
-        from ckptsurgeon.logs import rename
-    for folder in run.logs.folders():
-        if cut_at is not None:
-            from ckptsurgeon.logs import cut
+    if cut_at is not None:
+        from ckptsurgeon.logs.printed.families import late
+        from ckptsurgeon.logs.source import Cut
 
-            keep = (section.keep_as or f"cut-{run.next_id()}") if section.keep else None
-            file_changes, sentences = cut.truncate(
-                folder,
-                run.root,
-                marks_of(checkpoint, cut_at, section.samples),
-                keep_as=keep,
-                salvage=section.salvage,
-                branch=branch,
-                order=section.order,
-                axes=section.axes,
-            )
-        elif section.rename:
-            file_changes, found = rename.rename(
-                folder,
-                run.root,
-                section.rename,
-                regex=section.regex,
-                allow_merge=section.allow_merge,
-            )
+        keep = (section.keep_as or f"cut-{run.next_id()}") if section.keep else None
+        marks = marks_of(checkpoint, cut_at, section.samples)
+        if section.after is None:
+            marks = replace(marks, iteration=cut_at - late(run.format.name))
+        cut = Cut(marks, keep, section.salvage, branch, section.order, section.axes)
+        for source in sources:
+            made, sentences = source.cut(cut)
+            changes += made
+            warnings += sentences
+    elif section.rename:
+        from ckptsurgeon.logs.source import NewNames
+
+        names = NewNames(section.rename, section.regex, section.allow_merge)
+        for source in sources:
+            made, found = source.rename(names)
+            changes += made
             counts.append(found)
-            sentences = []
-        else:
-            break
-        changes += file_changes
-        warnings += sentences
     if counts:
-        warnings += _renamed(run, section, counts)
+        warnings += _renamed(run, section, counts, by)
     return changes, warnings
 
 
-def _renamed(run: Run, section: TensorBoard, counts: Sequence[Counts]) -> list[str]:
+def event_folders(run: Run) -> list[LogSource]:
+    """The logs that are event files."""
+    from ckptsurgeon.logs.event_folder import EventFolder
+
+    return [source for source in run.log_sources() if isinstance(source, EventFolder)]
+
+
+def linked(run: Run) -> list[str]:
+    """What to know of log folders that nothing is done with."""
+    return [
+        f"{link}/ is a link, so its event files stay as they are; name it in "
+        f"ckptsurgeon.yaml if they are this run's: tensorboard: [{link}]"
+        for link in run.logs.links()
+    ]
+
+
+def _renamed(run: Run, section: TensorBoard, counts: Sequence[Counts], by: str) -> list[str]:
     """What to know of a rename. Raises UsageError when no event has such a tag, nor had one before
     the same rename was done."""
-    from ckptsurgeon.logs import rename
+    from ckptsurgeon.logs import new_names
 
     done = any(
-        receipt.recipe.get("tensorboard", {}).get("rename") == section.rename
+        (receipt.recipe.get(key) or {}).get("rename") == section.rename
         for receipt in standing(run.receipts())
+        for key in ("tensorboard", "logs")
     )
-    everywhere = rename.merged(counts)
+    everywhere = new_names.merged(counts)
     if not done:
         bare = ["--tb", run.root] if run.bare else []
-        rename.refuse_nowhere(everywhere, section.rename, bare, regex=section.regex)
+        new_names.refuse_nowhere(everywhere, section.rename, bare, regex=section.regex, by=by)
     sentences = [text for each in counts for text in replace(each, unmatched=()).sentences()]
     return [*dict.fromkeys(sentences), *replace(everywhere, events={}, patterns=()).sentences()]
 
@@ -297,24 +299,27 @@ def rename_tb_events(
     Examples:
     ckptsurgeon rename-tb-events 'lm loss' 'lm-loss-training/lm loss'
     """
-    if mapping is not None and not tags:
-        pairs = plain_yaml.read(mapping)
-        inner = pairs.get("tensorboard")
-        if isinstance(inner, Mapping):
-            pairs = inner.get("rename", {})
-    elif mapping is None and tags and len(tags) % 2 == 0:
-        pairs = dict(zip(tags[::2], tags[1::2], strict=True))
-    else:
-        what = "no tag to rename was given: OLD NEW, or --map FILE"
-        if tags:
-            what = "the tags to rename are given as OLD NEW or --map FILE, not both"
-        if tags and mapping is None:
-            what = f"{tags[-1]!r} has no new name: tags are given as OLD NEW or --map FILE"
-        raise UsageError(
-            what,
-            next=command("rename-tb-events", "lm loss", "lm-loss-training/lm loss"),
-        )
+    pairs = name_pairs(tags, mapping, "tensorboard", "rename-tb-events")
     return Recipe(replace(section, rename=pairs))
+
+
+def name_pairs(
+    names: Sequence[str] | None, mapping: Path | None, key: str, by: str
+) -> dict[str, str]:
+    """Old → new name, as the command `by` was given them: as words, or in a file that is a map or a
+    recipe with a section `key`. Raises UsageError for neither, and for half a pair."""
+    if mapping is not None and not names:
+        pairs = plain_yaml.read(mapping)
+        inner = pairs.get(key)
+        return dict(inner.get("rename", {})) if isinstance(inner, Mapping) else dict(pairs)
+    if mapping is None and names and len(names) % 2 == 0:
+        return dict(zip(names[::2], names[1::2], strict=True))
+    what = "no tag to rename was given: OLD NEW, or --map FILE"
+    if names:
+        what = "the tags to rename are given as OLD NEW or --map FILE, not both"
+    if names and mapping is None:
+        what = f"{names[-1]!r} has no new name: tags are given as OLD NEW or --map FILE"
+    raise UsageError(what, next=command(by, "lm loss", "lm-loss-training/lm loss"))
 
 
 def _pair(text: str) -> tuple[str, str]:

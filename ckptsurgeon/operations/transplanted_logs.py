@@ -13,6 +13,7 @@ from ckptsurgeon.hints import again, command
 from ckptsurgeon.operations.events import marks_of
 from ckptsurgeon.operations.section import Changes
 from ckptsurgeon.plans.edits import AnyChange, Aside
+from ckptsurgeon.plans.log_fields import TENSORBOARD
 from ckptsurgeon.run.run import Run
 
 LOGS = "--logs"
@@ -55,7 +56,7 @@ def logs(run: Run, source: Run, donor: Checkpoint) -> Changes:
         return [], [f"{source.root} has no events up to step {marks.iteration}: no logs are copied"]
     own = (run.root / file for file in run.logs.event_files())
     left = [file for file in own if file not in taken]
-    asides: list[AnyChange] = [Aside(run.relative(file), cut.FIELD) for file in left]
+    asides: list[AnyChange] = [Aside(run.relative(file), TENSORBOARD) for file in left]
     return [*asides, *changes], warnings
 
 

@@ -237,6 +237,11 @@ def status_json(
         "steps": [{"step": step, "complete": run.complete(step)} for step in run.steps()],
         "pointers": run.pointers(),
         "logdirs": [run.relative(folder) for folder in run.logs.folders()],
+        "logs": [
+            {"name": stream.name, "last_step": stream.last}
+            for source in run.log_sources()
+            for stream in source.streams()
+        ],
         "loss": None if seen is None else _loss_json(seen),
         "writers": run.writers(),
         "interrupted": run.interrupted(),

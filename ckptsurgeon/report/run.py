@@ -180,9 +180,13 @@ def schedule(state: State) -> str:
 
 def _events(run: Run) -> list[Row]:
     rows = []
-    for folder in run.logs.folders():
-        files = sum(1 for _ in folder.glob(f"*{EVENTS}*"))
-        rows.append(Row("events", f"{run.relative(folder)}/", count(files, "file")))
+    for source in run.log_sources():
+        events = source.path.is_dir()
+        files = sum(1 for _ in source.path.glob(f"*{EVENTS}*")) if events else 0
+        for stream in source.streams():
+            notes = [count(files, "file")] if events else []
+            notes += [] if stream.last is None else [f"to step {stream.last}"]
+            rows.append(Row("events" if events else "log", clean(stream.name), ", ".join(notes)))
     return rows or [Row("events", "none")]
 
 

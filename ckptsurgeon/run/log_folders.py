@@ -1,4 +1,4 @@
-"""Where the event files of a run are, and which of them its trainer wrote."""
+"""Where the logs of a run are, and which of them its trainer wrote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckptsurgeon.plans.edits import Move, relative
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import receipts
-from ckptsurgeon.transaction.home import EVENTS, HOME, NOTE
+from ckptsurgeon.transaction.home import EVENTS, HOME, NOTE, ROWS, is_log, is_wandb
 
 ABOVE = 2
 """So far above the run a log folder may be that holds it: further up are the logs of others."""
@@ -24,8 +24,8 @@ ABOVE = 2
 
 @dataclass(frozen=True)
 class LogFolders:
-    """The event files of the run at `root`: in the folders that its settings name, or else in the
-    root, at any depth, but in no checkpoint. Reads only, again at each call."""
+    """The logs of the run at `root`, event files and others: in the folders that its settings name,
+    or else in the root, at any depth, but in no checkpoint. Reads only, again at each call."""
 
     root: Path
     format: Format
@@ -69,7 +69,7 @@ class LogFolders:
     def branches(self) -> set[Path]:
         """Folders that surgeries made for cut branches: no trainer writes there."""
         branches: set[Path] = set()
-        for receipt in receipts.read(self.root, mentioning=EVENTS):
+        for receipt in receipts.read(self.root, mentioning=(EVENTS, *ROWS, ".wandb")):
             if receipt.undoes is None and "transplant" not in receipt.recipe:
                 branches |= self._cut_branches(receipt)
         return branches
@@ -83,10 +83,60 @@ class LogFolders:
         names = [item for item in self.files() if not item.name.endswith(NOTE)]
         return [relative(item, self.root) for item in names]
 
+    def rows(self) -> list[Path]:
+        """Tables and JSON lines, those of cut branches apart: the usual ones, and those that the
+        settings name. Raises UsageError for one of them that is not there, or not in the run."""
+        branches = self.branches()
+        found = [
+            here / name
+            for here, _, files in self._walk()
+            if here not in branches
+            for name in ROWS
+            if name in files
+        ]
+        usual = [path for path in found if path.is_file() and not path.is_symlink()]
+        return list(dict.fromkeys([*usual, *self._named_files()]))
+
+    def offline_runs(self) -> list[Path]:
+        """The files of offline runs of W&B, those of cut branches apart."""
+        branches = self.branches()
+        return [
+            here / name
+            for here, _, files in self._walk()
+            if here.name.startswith("offline-run-") and here not in branches
+            for name in sorted(filter(is_wandb, files))
+            if (here / name).is_file() and not (here / name).is_symlink()
+        ]
+
+    def others(self) -> list[Path]:
+        """All logs that are no event files."""
+        return [*self.rows(), *self.offline_runs()]
+
+    def _named_files(self) -> Iterator[Path]:
+        names = self.settings.get("logs", [])
+        for name in names if isinstance(names, list) else [names]:
+            path = Path(os.path.realpath(self.root / str(name)))
+            if not path.is_file():
+                raise UsageError(
+                    f"{self.root}: its log {str(name)!r} is not there",
+                    next="name a file in `logs:` of ckptsurgeon.yaml, or nothing",
+                )
+            if not path.is_relative_to(self.root):
+                raise UsageError(
+                    f"{self.root}: its log {str(name)!r} lies outside of it, at {path}",
+                    next="name its folder in `tensorboard:` of ckptsurgeon.yaml; there logs with "
+                    f"these names are edited: {', '.join(ROWS)}",
+                )
+            yield path
+
+    def written(self) -> list[str]:
+        """All logs that the trainer wrote, relative to the root."""
+        return [*self.event_files(), *(relative(path, self.root) for path in self.others())]
+
     def sizes(self) -> dict[str, int]:
-        """The bytes of each of `event_files`."""
+        """The bytes of each of `written`."""
         out = {}
-        for name in self.event_files():
+        for name in self.written():
             with contextlib.suppress(OSError):
                 out[name] = (self.root / name).stat().st_size
         return out
@@ -116,9 +166,9 @@ class LogFolders:
         aside, the run writes its logs: a cut file may get another name there."""
         made, written = set(), set()
         for edit in receipt.inverse:
-            if isinstance(edit, Move) and EVENTS in edit.src and not edit.src.endswith(NOTE):
+            if isinstance(edit, Move) and is_log(edit.src) and not edit.src.endswith(NOTE):
                 made.add(edit.src)
-            elif EVENTS in (file := edit.dst if isinstance(edit, Move) else edit.file):
+            elif is_log(file := edit.dst if isinstance(edit, Move) else edit.file):
                 written.add(file)
         return {self._folder(file) for file in made} - {self._folder(file) for file in written}
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError, first_few
 from ckptsurgeon.files.text_file import text
@@ -26,6 +26,9 @@ from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import journal, lock, receipts
 from ckptsurgeon.transaction.home import ATTIC, EVENTS, HOME, KEPT_EVENTS
 
+if TYPE_CHECKING:
+    from ckptsurgeon.logs.source import LogSource
+
 LINE = 80
 """Characters of a pointer that a message quotes, at most."""
 CONFIG = "train.yaml"
@@ -36,8 +39,8 @@ CONFIG = "train.yaml"
 class Run:
     """The run rooted at `root`, the folder of its checkpoints. Reads only; finds, never guesses.
 
-    `settings` is the content of `ckptsurgeon.yaml` (name, tensorboard: [DIR], relaunch:
-    {command: [ARG]}, format: NAME or FILE), or empty."""
+    `settings` is the content of `ckptsurgeon.yaml` (name, tensorboard: [DIR], logs: [FILE],
+    relaunch: {command: [ARG]}, format: NAME or FILE), or empty."""
 
     root: Path
     format: Format
@@ -85,7 +88,7 @@ class Run:
                 )
             moved.refuse_moved(path)
         run = cls(paths[0], Logs(), {"tensorboard": [str(path) for path in paths]})
-        if not run.logs.folders():
+        if not run.logs.folders() and not run.logs.others():
             raise UsageError(
                 f"no event file in {', '.join(map(str, folders))}, nor below",
                 next="--tb DIR, with *tfevents* files in it",
@@ -357,8 +360,18 @@ class Run:
 
     @property
     def logs(self) -> LogFolders:
-        """Its event files."""
+        """Where its logs are."""
         return LogFolders(self.root, self.format, self.settings)
+
+    def log_sources(self) -> list[LogSource]:
+        """Each of its logs, as what cuts, renames and notes."""
+        from ckptsurgeon.logs.event_folder import EventFolder
+        from ckptsurgeon.logs.row_file import RowFile
+        from ckptsurgeon.logs.wandb import offline_run
+
+        folders: list[LogSource] = [EventFolder(path, self.root) for path in self.logs.folders()]
+        rows = (RowFile(path, self.root) for path in self.logs.rows())
+        return [*folders, *rows, *offline_run.found(self.logs.offline_runs(), self.root)]
 
     def trainer(self) -> str | None:
         """That a trainer is alive in this run, with the first evidence of it; None without any."""
@@ -367,7 +380,8 @@ class Run:
 
     def writers(self) -> list[str]:
         """Evidence of trainers that are alive and write to this run, see `run.writers`."""
-        return writers.evidence(self.root, self.format, self.logs.files(), self.pointers())
+        logs = [*self.logs.files(), *self.logs.others()]
+        return writers.evidence(self.root, self.format, logs, self.pointers())
 
 
 def _held(pointer: Path) -> str:

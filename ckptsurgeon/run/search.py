@@ -20,7 +20,9 @@ from ckptsurgeon.transaction.home import HOME, has_receipts
 
 SETTINGS = "ckptsurgeon.yaml"
 """What the user says about a run: its name, its log folders, how its trainer is started."""
-SHOWN = "name: TEXT, format: NAME or FILE, tensorboard: [DIR], relaunch: {command: [ARG]}"
+SHOWN = (
+    "name: TEXT, format: NAME or FILE, tensorboard: [DIR], logs: [FILE], relaunch: {command: [ARG]}"
+)
 """Its keys, as they are written."""
 DESCRIBED = "describes a layout that is not known: docs/described.md"
 DRAFTED = "drafts a page that describes what lies there"
@@ -127,17 +129,19 @@ def meant(start: Path) -> list[Hint]:
 
 def _settings(file: Path) -> dict[str, Any]:
     data = plain_yaml.read(file)
-    known = ("name", "tensorboard", "relaunch", "format", "optimizer")
+    known = ("name", "tensorboard", "logs", "relaunch", "format", "optimizer")
     for key in data:
         if key not in known:
             raise unknown_key(key, known, str(file))
-    logs = data.get("tensorboard", [])
+    events, logs = data.get("tensorboard", []), data.get("logs", [])
     kinds = {
         "name": ("a text", _is_plain(data.get("name", ""))),
         "format": ("a text", _is_plain(data.get("format", ""))),
         "optimizer": ("a text", _is_plain(data.get("optimizer") or "")),
         "tensorboard": ("a folder or a list of folders",
-                        all(map(_is_plain, logs if isinstance(logs, list) else [logs]))),
+                        all(map(_is_plain, events if isinstance(events, list) else [events]))),
+        "logs": ("a file or a list of files",
+                 all(map(_is_plain, logs if isinstance(logs, list) else [logs]))),
         "relaunch": ("a mapping", isinstance(data.get("relaunch", {}), dict)),
     }  # fmt: skip
     for key, (kind, fits) in kinds.items():

@@ -13,6 +13,7 @@ from ckptsurgeon.formats.fields.trees import rounded
 from ckptsurgeon.hints import again, command
 from ckptsurgeon.operations.section import Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange, Aside, Change, NewStep, Rewrite
+from ckptsurgeon.plans.log_fields import LOG_FIELDS
 from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import keys, to_data
 from ckptsurgeon.run.run import Run
@@ -61,13 +62,13 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         changes += [change for change in new_changes if not _idle(change)]
         warnings += sentences
     refuse_conflicts(by_section)
-    if recipe.leaves_newer or any(change.field != "tensorboard" for change in changes):
+    if recipe.leaves_newer or any(change.field not in LOG_FIELDS for change in changes):
         changes += _rivals(run, recipe, step)
     if any(isinstance(change, Change) or change.field == "latest" for change in changes):
         refuse_unknown(checkpoint.globals(), allow_globals)
     after = checkpoint.after(changes, run.root).state()
     title = _title(run, sections, step)
-    edited = any(change.field != "tensorboard" for change in changes)
+    edited = any(change.field not in LOG_FIELDS for change in changes)
     stay = _stay(run, changes)
     if edited:
         refuse_shadowed(run, step, after.promise.step - 1, stay)

@@ -25,12 +25,13 @@ from ckptsurgeon.plans.edits import (
     Tail,
     Truncate,
 )
+from ckptsurgeon.plans.log_fields import LOGS
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import make_unreadable, relinked, replaced, rewrite, touched
 from ckptsurgeon.surgery.saved_again import without_saved_again
 from ckptsurgeon.transaction import assumptions, kept, receipts
-from ckptsurgeon.transaction.home import ATTIC, EVENTS, HOME
+from ckptsurgeon.transaction.home import ATTIC, HOME, is_log
 from ckptsurgeon.transaction.inverse import kept_tails
 from ckptsurgeon.transaction.names import refuse_foreign
 
@@ -176,11 +177,11 @@ def _replaced(
 
 
 def _kind(file: str) -> str:
-    return "events" if EVENTS in file else "checkpoint"
+    return LOGS if is_log(file) else "checkpoint"
 
 
 def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
-    """Moves of what a trainer wrote since: checkpoints and event files that were not there. What
+    """Moves of what a trainer wrote since: checkpoints and logs that were not there. What
     the surgery itself edited or made is none of it, whichever step it is by now."""
     if not receipt.steps:
         return []
@@ -194,7 +195,7 @@ def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
         for path in run.entries(step)
     ]
     out = [file for file in newer if file not in edited]
-    out += [file for file in run.logs.event_files() if file not in known]
+    out += [file for file in run.logs.written() if file not in known]
     return [Move(file, run.attic(file, id)) for file in out]
 
 

@@ -13,6 +13,8 @@ ATTIC = "attic"
 RECEIPTS = "receipts"
 EVENTS = "tfevents"
 """What the name of each event file has in it."""
+ROWS = ("metrics.csv", "metrics.jsonl", "trainer_log.jsonl")
+"""Logs that are known by name alone: of Lightning, of many trainers, of LLaMA-Factory."""
 NOTE = ".ckptsurgeon"
 """How the name of the event file ends that holds a note."""
 KEPT_EVENTS = "tf-events"
@@ -22,6 +24,17 @@ KEPT_EVENTS = "tf-events"
 def has_receipts(folder: Path) -> bool:
     """Whether surgeries were done in the run whose root is `folder`."""
     return (folder / HOME / RECEIPTS).is_dir()
+
+
+def is_log(name: str) -> bool:
+    """Whether a file of this name, or path, is a log that a surgery may edit."""
+    last = name.rpartition("/")[2]
+    return EVENTS in last or last in ROWS or is_wandb(last)
+
+
+def is_wandb(name: str) -> bool:
+    """Whether a file of this name has the records of a run of W&B."""
+    return name.startswith("run-") and name.endswith(".wandb")
 
 
 def in_attic(name: str) -> bool:

@@ -5,7 +5,7 @@ before anything is done with it:
 
 - It is relative to the run, and written in the one way that has no `.`, `//` or `..` inside.
 - It stays in the run, or leads into a log folder that the settings name. Outside the run only
-  event files are edited.
+  logs are edited, which are known by their names.
 - No folder on the way to it is a symbolic link. What it names may be one: then the link is edited.
 - In `.ckptsurgeon` it is in the staging or the attic of a surgery, and only an edit of files that
   come and go has such a name: nothing there is replaced, appended to or truncated.
@@ -27,7 +27,7 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import shell
 from ckptsurgeon.plans.edits import Computed, Content, Edit, Move, Replace, Span, Tail
-from ckptsurgeon.transaction.home import ATTIC, EVENTS, HOME
+from ckptsurgeon.transaction.home import ATTIC, HOME, is_log
 
 ID = re.compile(r"[0-9]{4,18}")
 """How the id of a surgery is written: at least four digits."""
@@ -191,12 +191,12 @@ class _Bounds:
         )
 
     def refuse_file(self, name: str) -> None:
-        """Raise unless it is a file of the run, or an event file in a log folder."""
+        """Raise unless it is a file of the run, or a log in a log folder."""
         self.below(name)
         if HOME in name.split("/"):
             raise self.foreign(name, f"is in {HOME}, where only surgeries keep what they need")
-        if name.startswith("../") and EVENTS not in posixpath.basename(name):
-            raise self.foreign(name, "lies outside of the run and is no event file")
+        if name.startswith("../") and not is_log(name):
+            raise self.foreign(name, "lies outside of the run and is no log")
 
     def refuse_source(self, name: str) -> None:
         """Raise unless it is in the run or in a log folder, wherever links on the way lead."""

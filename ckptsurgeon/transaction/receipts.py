@@ -40,9 +40,9 @@ def numbered(id: str) -> str:
     return id.zfill(4) if id.isdecimal() else id
 
 
-def read(root: Path, mentioning: str = "") -> list[Receipt]:
+def read(root: Path, mentioning: Collection[str] = ()) -> list[Receipt]:
     """Every surgery that was finished and whose receipt can be read, oldest first; with
-    `mentioning` only those whose text has that word."""
+    `mentioning` only those whose text has one of these words."""
     receipts = []
     for id in _ids(root):
         path = root / receipt_file(id)
@@ -52,11 +52,12 @@ def read(root: Path, mentioning: str = "") -> list[Receipt]:
     return receipts
 
 
-def _mentions(path: Path, word: str) -> bool:
+def _mentions(path: Path, words: Collection[str]) -> bool:
     try:
-        return not word or word.encode() in whole_file.read(path, whole_file.MAX_RECORD)
+        text = whole_file.read(path, whole_file.MAX_RECORD) if words else b""
     except OSError:
         return False
+    return not words or any(word.encode() in text for word in words)
 
 
 def damaged(root: Path) -> dict[str, str]:

@@ -23,7 +23,7 @@ def test_every_command_of_the_design_is_there() -> None:
         "rollback", "repair-latest", "set-lr", "set", "cooldown", "reset", "skip",
         "swap-optimizer", "average", "graft", "transplant", "clip-moments", "scale",
         "precision", "sync-replicas",
-        "truncate-tb-events", "rename-tb-events",
+        "truncate-tb-events", "rename-tb-events", "truncate-logs", "rename-logs",
         "ready", "relaunch", "watch", "fork", "export", "draft-format", "check-format",
         "check-optimizer",
         "compact", "shrink", "prune", "unlock",

@@ -74,6 +74,9 @@ CASES: dict[str, dict[str, Any]] = {
     "repair-latest --to 6": {"repair_latest": {"to": 6}},
     "truncate-tb-events --after 6": {"tensorboard": {"after": 6}},
     "truncate-tb-events --after 6 --keep-tb old": {"tensorboard": {"after": 6, "keep_as": "old"}},
+    "truncate-logs --after 6": {"logs": {"after": 6}},
+    "truncate-logs --after 6 --no-keep-tb": {"logs": {"after": 6}, "tensorboard": {"keep": False}},
+    "rename-logs a b/a": {"logs": {"rename": {"a": "b/a"}}},
     "rename-tb-events a b/a": {"tensorboard": {"rename": {"a": "b/a"}}},
     "rename-tb-events a b b a": {"tensorboard": {"rename": {"a": "b", "b": "a"}}},
     "rename-tb-events a.* b --regex --allow-merge": {

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ckptsurgeon.errors import DamagedFile, UsageError
 from ckptsurgeon.logs import cut, note, rename
+from ckptsurgeon.logs.source import Cut
 from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.plans.edits import Aside, Rewrite, Span
 from tests.support.training_log import (
@@ -150,7 +151,7 @@ def test_the_name_of_the_cut_branch_is_checked(tmp_path: Path) -> None:
     a, *_ = three(tmp_path)
     for name in ("", "..", "a/b", "old-tfevents"):
         with pytest.raises(UsageError):
-            cut.truncate(tmp_path, tmp_path, marks(20, a.wall(20)), keep_as=name)
+            Cut(marks(20, a.wall(20)), keep_as=name)
     (tmp_path / "taken").mkdir()
     with pytest.raises(UsageError, match="taken exists"):
         cut.truncate(tmp_path, tmp_path, marks(20, a.wall(20)), keep_as="taken")

@@ -61,6 +61,12 @@ def families(format: str, own: bool = False) -> Sequence[Family]:
     return (BUNDLED,) if own else FAMILIES.get(format) or every()
 
 
+def late(format: str) -> int:
+    """How many steps behind the updates that its logs tell of are those of a format's trainer: the
+    points up to the checkpoint of step N are at N less so many."""
+    return lightning.LATE if format.startswith("lightning") else 0
+
+
 def every() -> Sequence[Family]:
     """All families, for a file that no run is known of: their lines are told apart by their form.
     Megatron's is also the bundled trainer's."""

@@ -21,7 +21,9 @@ from ckptsurgeon.look.diff.tensors import Tensors
 from ckptsurgeon.look.diff.versions import Version
 from ckptsurgeon.plans.edits import ABSENT, AnyChange, Aside, Change, NewText, Rewrite
 from ckptsurgeon.plans.edits import Content as NewBytes
+from ckptsurgeon.plans.log_fields import LOGS, TENSORBOARD
 from ckptsurgeon.progress import Progress
+from ckptsurgeon.transaction.home import EVENTS
 from ckptsurgeon.workers import Workers
 
 SMALL = 1 << 20
@@ -186,18 +188,23 @@ def _text(version: Version | None) -> str | None:
 
 
 def logs(ones: Mapping[str, Version], others: Mapping[str, Version]) -> Sequence[AnyChange]:
-    """Event files that one side lacks, or whose bytes differ."""
+    """Logs that one side lacks, or whose bytes differ."""
     out: list[AnyChange] = []
     for name in dict.fromkeys([*ones, *others]):
         one, other = ones.get(name), others.get(name)
         if one is None:
-            out.append(Rewrite(name, "tensorboard", NewBytes(()), "new", new_file=True))
+            out.append(Rewrite(name, field_of(name), NewBytes(()), "new", new_file=True))
         elif other is None:
-            out.append(Aside(name, "tensorboard"))
+            out.append(Aside(name, field_of(name)))
         elif not _alike(one, other):
             sizes = f"{one.length()} → {other.length()} bytes"
-            out.append(Rewrite(name, "tensorboard", NewBytes(()), sizes))
+            out.append(Rewrite(name, field_of(name), NewBytes(()), sizes))
     return out
+
+
+def field_of(name: str) -> str:
+    """The field of the changes of a log."""
+    return TENSORBOARD if EVENTS in name else LOGS
 
 
 def _alike(one: Version, other: Version) -> bool:

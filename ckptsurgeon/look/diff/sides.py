@@ -10,7 +10,7 @@ from ckptsurgeon.formats.detect import is_run
 from ckptsurgeon.look.diff.versions import TREES, Version
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.run.search import SETTINGS
-from ckptsurgeon.transaction.home import EVENTS
+from ckptsurgeon.transaction.home import is_log
 
 NUMBER = re.compile(r"\d{1,18}")
 
@@ -90,10 +90,13 @@ class Side:
         return {self.run.relative(path): Version(path) for path in found}
 
     def logs(self) -> dict[str, Version]:
-        """Its event files, those of abandoned branches too."""
+        """Its logs, those of abandoned branches too."""
         logs = self.run.logs
-        cut = (path for folder in sorted(logs.branches()) for path in folder.glob(f"*{EVENTS}*"))
-        return {self.run.relative(path): Version(path) for path in (*logs.files(), *cut)}
+        folders = (folder for folder in sorted(logs.branches()) if folder.is_dir())
+        below = (path for folder in folders for path in sorted(folder.iterdir()))
+        cut = (path for path in below if is_log(path.name))
+        paths = (*logs.files(), *logs.others(), *cut)
+        return {self.run.relative(path): Version(path) for path in paths}
 
 
 def _is_run(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.dcp import METADATA
 from ckptsurgeon.hints import command
 from ckptsurgeon.look.diff import tensors as of_tensors
-from ckptsurgeon.look.diff.diff import Diff, logs, texts
+from ckptsurgeon.look.diff.diff import Diff, field_of, logs, texts
 from ckptsurgeon.look.diff.files import compare
 from ckptsurgeon.look.diff.tensors import Tensors
 from ckptsurgeon.look.diff.versions import TREES, Version
@@ -29,7 +29,7 @@ from ckptsurgeon.plans.edits import Content as NewBytes
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.home import EVENTS, in_attic
+from ckptsurgeon.transaction.home import in_attic, is_log
 from ckptsurgeon.transaction.kept import rewritten, saved_again
 from ckptsurgeon.transaction.receipts import numbered, standing, taken_back
 from ckptsurgeon.workers import Workers
@@ -137,7 +137,7 @@ class _Found:
         before = Version(_kept(run, edit.staged), folder=_home(run, edit.file))
         if _is_tree(edit.file):
             self.shards[edit.file] = (before, now)
-        elif EVENTS in edit.file:
+        elif is_log(edit.file):
             self.events[edit.file] = (before, now)
         else:
             self.texts[edit.file] = (before, now)
@@ -146,15 +146,15 @@ class _Found:
         """A new file, or one that went to the attic."""
         if in_attic(edit.src):
             name = edit.dst
-            kind = "tensorboard" if EVENTS in name else "checkpoint"
+            kind = field_of(name) if is_log(name) else "checkpoint"
             self.changes.append(Aside(name, kind))
             return
         name = edit.src
         if name.endswith(".distcp"):  # holds values that `.metadata` names, and is compared there
             return
-        if EVENTS in name:
+        if is_log(name):
             note = self.notes.get(name, "new")
-            self.changes.append(Rewrite(name, "tensorboard", NewBytes(()), note, new_file=True))
+            self.changes.append(Rewrite(name, field_of(name), NewBytes(()), note, new_file=True))
         else:
             self.texts[name] = (None, _after(run, name, later))
 

@@ -1,0 +1,282 @@
+"""A log that is a table or JSON lines: `metrics.csv` of Lightning's CSVLogger, `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ckptsurgeon.errors import DamagedFile, UsageError
+from ckptsurgeon.hints import again
+from ckptsurgeon.logs import signals, trail
+from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
+from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream
+from ckptsurgeon.plans.edits import AnyChange, Content, Piece, Rewrite, Span, relative
+from ckptsurgeon.plans.log_fields import LOGS
+
+END = 256 << 10
+"""Bytes at the end of a file in which its last step is looked for."""
+EPOCH = 1e9
+"""What a time is at least that counts the seconds since 1970, and not since the start."""
+CHUNK = 1 << 20
+TOKEN = re.compile(rb'(?P<text>"(?:[^"\\]|\\.)*")(?P<key>\s*:)?|[{}\[\]]')
+
+
+class RowFile(LogSource):
+    """A record is a line; what names no step goes the way of the record before it. The header of a
+    table, and records that are not understood, stay."""
+
+    def streams(self) -> list[Stream]:
+        size = self.path.stat().st_size
+        with self.path.open("rb") as file:
+            head = file.readline(END)
+            start = max(len(head), size - END)
+            file.seek(start)
+            end = file.read(END)
+        if start > len(head):
+            end = end.partition(b"\n")[2]
+        steps = [_point(record.item)[0] for record in _records(io.BytesIO(head + end))]
+        known = [step for step in steps if step != trail.NONE]
+        return [Stream.of(relative(self.path, self.root), self.path.name, known)]
+
+    def cut(self, cut: Cut) -> tuple[list[AnyChange], list[str]]:
+        import numpy as np
+
+        name = relative(self.path, self.root)
+        read = _Index(self.path)
+        points = read.steps != trail.NONE
+        if not points.any():
+            without = f"{name} stays as it is: nothing in it is known to count steps"
+            return [], [without] if len(points) > read.header else []
+        flags = trail.leading_to(read.steps, read.walls, cut.marks, name)
+        if flags.all():
+            return [], []
+        stay, total = int((flags & points).sum()), int(points.sum())
+        note = f"{stay} of {total} rows stay, to step {cut.marks.iteration}"
+        time = self.path.stat().st_mtime_ns
+        kept = Content(tuple(read.spans(name, flags)), time)
+        changes: list[AnyChange] = [Rewrite(name, LOGS, kept, note)]
+        if cut.keep_as is not None:
+            lost = ~flags | (read.header & (np.arange(len(flags)) == 0))  # a table has its header
+            branch = Content(tuple(read.spans(name, lost)), time)
+            new = relative(self._branch(cut.keep_as), self.root)
+            note = f"the cut branch, {total - stay} rows"
+            changes.append(Rewrite(new, LOGS, branch, note, new_file=True))
+        return changes, []
+
+    def _branch(self, name: str) -> Path:
+        """Where the cut branch is kept."""
+        path = self.path.parent / name / self.path.name
+        if path.exists():
+            raise UsageError(
+                f"{path} exists, so a cut branch can't be kept there",
+                next=again("--no-keep-tb", why="keeps it in the attic alone"),
+            )
+        return path
+
+    def rename(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
+        """The name of what counts steps stays: without it no log is cut."""
+        name, used = namer(names.pairs, names.regex)
+        counts: dict[tuple[str, str], int] = {}
+        seen: dict[str, str] = {}
+        file = relative(self.path, self.root)
+        pieces = _Pieces(file)
+        with self.path.open("rb") as lines:
+            for record in _records(lines):
+                at = signals.step_name(record.item, None)
+                new = {key: key if key == at else name(key) for key in record.item}
+                seen |= new
+                changed = [key for key in new if new[key] != key]
+                for key in changed:
+                    if not record.header and record.item[key] not in ("", None):
+                        counts[key, new[key]] = counts.get((key, new[key]), 0) + 1
+                pieces.add(record.line, record.renamed(new) if changed else record.line)
+        for old, name_ in seen.items():
+            if not name_:
+                raise UsageError(
+                    f"{self.path}: the new name of {old!r} would be empty", next="give it a name"
+                )
+        if not names.allow_merge:
+            sources: dict[str, str] = {}
+            for old, name_ in seen.items():
+                if sources.setdefault(name_, old) != old:
+                    both = f"{sources[name_]!r} and {old!r} would both be {name_!r}"
+                    raise two_into_one(f"{self.path}: {both}")
+        unmatched = tuple(key for key in names.pairs if key not in used)
+        result = Counts(counts, unmatched, tags=frozenset(seen))
+        if not pieces.changed:
+            return [], result
+        note = f"{sum(counts.values())} numbers get new names"
+        content = Content(pieces.all(), self.path.stat().st_mtime_ns)
+        return [Rewrite(file, LOGS, content, note)], result
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The bytes of one record, and what it says by name; of the header of a table its names."""
+
+    line: bytes
+    item: Mapping[str, Any]
+    header: bool = False
+    table: str = ""
+    """What separates the columns, where it is of a table."""
+
+    def renamed(self, new: Mapping[str, str]) -> bytes:
+        """The record with these names."""
+        if self.table and not self.header:
+            return self.line
+        if not self.header:
+            return _object_renamed(self.line, new)
+        text = io.StringIO()
+        end = "\r\n" if self.line.endswith(b"\r\n") else "\n"
+        csv.writer(text, delimiter=self.table, lineterminator=end).writerow(map(new.get, self.item))
+        return text.getvalue().encode()
+
+
+def _records(file: BinaryIO) -> Iterator[_Record]:
+    """The records of a table or of JSON lines, in order, and of any other file none. One that is
+    not understood says nothing."""
+    first = file.readline(CHUNK)
+    text = first.decode("utf-8", "replace")
+    separator = max(",", "\t", ";", key=text.count)
+    if text.lstrip().startswith("{"):
+        yield _Record(first, _parsed(first))
+        for line in file:
+            yield _Record(line, _parsed(line))
+        return
+    columns = next(csv.reader([text.replace("\0", "")], delimiter=separator), [])
+    if len(columns) < 2 or signals.step_name(columns, None) is None:
+        return
+    yield _Record(first, dict.fromkeys(columns), header=True, table=separator)
+    taken: list[bytes] = []
+
+    def lines() -> Iterator[str]:
+        for line in file:
+            taken.append(line)
+            yield line.decode("utf-8", "replace").replace("\0", "")
+
+    for row in csv.reader(lines(), delimiter=separator):
+        item = dict(zip(columns, row, strict=False))
+        yield _Record(b"".join(taken), item, table=separator)
+        taken.clear()
+
+
+def _parsed(line: bytes) -> Mapping[str, Any]:
+    try:
+        item = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return item if isinstance(item, dict) else {}
+
+
+def _point(item: Mapping[str, Any]) -> tuple[int, float]:
+    """The step of a record, or `trail.NONE`, and its time, or NaN."""
+    named = signals.step_name([key for key in item if isinstance(key, str)], None)
+    step = signals.number(item[named]) if named is not None else None
+    if step is None or not math.isfinite(step) or not 0 <= step < 1 << 60:
+        return trail.NONE, math.nan
+    times = (signals.number(item.get(key)) for key in signals.TIMES)
+    wall = next((time for time in times if time is not None and time > EPOCH), math.nan)
+    return int(step), wall
+
+
+class _Index:
+    """Where each record of a file ends, its step and its time; `header` says whether the first one
+    names columns."""
+
+    def __init__(self, path: Path) -> None:
+        import numpy as np
+
+        ends, steps, walls = array("Q"), array("q"), array("d")
+        self.header, end = False, 0
+        try:
+            with path.open("rb") as file:
+                for record in _records(file):
+                    end += len(record.line)
+                    self.header |= record.header
+                    step, wall = (trail.NONE, math.nan) if record.header else _point(record.item)
+                    ends.append(end)
+                    steps.append(step)
+                    walls.append(wall)
+        except csv.Error as error:
+            raise DamagedFile(
+                str(path), end, str(error), next=again("--no-truncate", why="leaves the logs alone")
+            ) from None
+        self.ends = ends
+        self.steps, self.walls = np.array(steps, np.int64), np.array(walls, float)
+
+    def spans(self, name: str, flags: Any) -> Iterator[Span]:
+        """The bytes of the records with a flag."""
+        import numpy as np
+
+        edges = np.diff(np.concatenate(([0], flags, [0])).astype(np.int8)).nonzero()[0]
+        for first, after in edges.reshape(-1, 2).tolist():
+            yield Span(name, self.ends[first - 1] if first else 0, self.ends[after - 1])
+
+
+# --- new bytes -----------------------------------------------------------------------------------
+
+
+class _Pieces:
+    """The bytes of the file `name` with some of its records anew."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pieces: list[Piece] = []
+        self._new = bytearray()
+        self._span = (0, 0)
+        self.changed = False
+
+    def add(self, old: bytes, new: bytes) -> None:
+        """The next record."""
+        start, end = self._span
+        if new == old:
+            self._flush(new=True)
+            self._span = start, end + len(old)
+            return
+        self.changed = True
+        self._flush(new=False)
+        self._span = end + len(old), end + len(old)
+        self._new += new
+        if len(self._new) > CHUNK:
+            self._flush(new=True)
+
+    def _flush(self, *, new: bool) -> None:
+        start, end = self._span
+        if new and self._new:
+            self._pieces.append(bytes(self._new))
+            self._new.clear()
+        elif not new and start < end:
+            self._pieces.append(Span(self._name, start, end))
+
+    def all(self) -> tuple[Piece, ...]:
+        """The whole file."""
+        self._flush(new=True)
+        self._flush(new=False)
+        return tuple(self._pieces)
+
+
+def _object_renamed(line: bytes, new: Mapping[str, str]) -> bytes:
+    """The keys of an object, at its top, by other names; every other byte stays."""
+    out, at, depth = bytearray(), 0, 0
+    for token in TOKEN.finditer(line):
+        if token[0] in b"{[":
+            depth += 1
+        elif token[0] in b"}]":
+            depth -= 1
+        elif depth == 1 and token["key"]:
+            key = json.loads(token["text"])
+            if new.get(key, key) != key:
+                out += line[at : token.start()] + json.dumps(new[key]).encode()
+                at = token.end("text")
+    return bytes(out + line[at:])

@@ -1,0 +1,101 @@
+"""A log of a run, whatever wrote it: how far it goes, and how it is cut, renamed and noted in.
+
+Every answer is changes for a plan: a log is edited in the transaction of the surgery, never before.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.logs.marks import Marks
+from ckptsurgeon.logs.new_names import Counts
+from ckptsurgeon.plans.edits import AnyChange
+from ckptsurgeon.transaction.home import EVENTS
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What one log holds of the training: its path or name, the step of its last point, None where
+    no point of it has one, and how many steps it is from one point to the next. Logs of one `kind`
+    follow one another: a trainer that is started again may begin a new one."""
+
+    name: str
+    kind: str
+    last: int | None
+    each: int = 1
+
+    @classmethod
+    def of(cls, name: str, kind: str, steps: Sequence[int]) -> Stream:
+        """By the steps of its last points, in the order of the log."""
+        jumps = sorted(b - a for a, b in pairwise(steps) if b > a)
+        each = jumps[len(jumps) // 2] if jumps else 1
+        return cls(name, kind, steps[-1] if steps else None, each)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where logs are cut, and what decides which of their points lead there.
+
+    `keep_as` names the run that what is cut becomes; None throws it away, but for the attic.
+    `branch`, `order` and `axes` are the user's word where event files prove nothing (see
+    `lineage.trace`); with `salvage` damaged records are left out."""
+
+    marks: Marks
+    keep_as: str | None = None
+    salvage: bool = False
+    branch: Collection[str] = ()
+    order: str | None = None
+    axes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a `keep_as` that names no folder, or that TensorBoard would load
+        as an event file."""
+        name = self.keep_as
+        if name is not None and (name in ("", ".", "..") or "/" in name or EVENTS in name):
+            raise UsageError(
+                f"{name!r} is not the name of a folder for the cut branch",
+                next="give one plain name, such as tb-7k-glitch",
+            )
+
+
+@dataclass(frozen=True)
+class NewNames:
+    """Old → new name of what is logged, all at once. With `regex` a key is a pattern for a whole
+    name; with `allow_merge` two names may become one."""
+
+    pairs: Mapping[str, str]
+    regex: bool = False
+    allow_merge: bool = False
+
+
+class LogSource(ABC):
+    """One log at `path`, a file or a folder, of the run at `root`. It reads, and never writes."""
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self.path = path
+        self.root = root
+
+    @abstractmethod
+    def streams(self) -> list[Stream]:
+        """What it holds. What is read is bounded, however long the log is."""
+
+    @abstractmethod
+    def cut(self, cut: Cut) -> tuple[list[AnyChange], list[str]]:
+        """Changes after which it holds the history of the step alone, and warnings; what is cut is
+        kept as `cut.keep_as` says. A second call finds nothing to change.
+
+        Raises SurgeryError where it is not known which points led to the step."""
+
+    @abstractmethod
+    def rename(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
+        """Changes that give what is logged new names, in one pass. Raises UsageError where two
+        would become one and may not."""
+
+    def note(self, step: int, text: str, when: float) -> list[AnyChange]:
+        """A note at `step` that shows `text`, where this kind of log has a place for one."""
+        return []

@@ -1,0 +1,141 @@
+"""Which points of a log lead to step N, where they stand in the order in which they were written.
+
+A log that one writer appends to needs no more: training went back where the step does. What several
+event files say of one training, `lineage` puts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import again
+from ckptsurgeon.logs.history import NEAR
+from ckptsurgeon.logs.marks import Marks
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+NONE = -1
+"""The step of a record that names none: it goes the way of the one before it."""
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Points [start, stop), over which the step never goes back, from `lo` to `hi`."""
+
+    start: int
+    stop: int
+    lo: int
+    hi: int
+    interval: int
+
+
+def leading_to(
+    steps: NDArray[np.int64], walls: NDArray[np.float64], marks: Marks, what: str
+) -> NDArray[np.bool_]:
+    """The points of the history up to N, a flag each; `walls` are their times, NaN where the log
+    has none, and `what` names the log.
+
+    The newest stretch that holds N is the one that led there, of those that did before the
+    checkpoint was saved, where both times are known. Raises SurgeryError where a later one may have
+    got to N as well, after its last point, and no time tells them apart."""
+    import numpy as np
+
+    known = np.flatnonzero(steps != NONE)
+    flags = np.zeros(len(steps), bool)
+    if not len(known):
+        return ~flags
+    own, times = steps[known], walls[known]
+    for stretch, bound in _chain(_stretches(own), own, times, marks, what):
+        here = slice(stretch.start, stretch.stop)
+        flags[known[here]] = own[here] <= bound
+    before = np.searchsorted(known, np.arange(len(steps)), "right") - 1
+    none = steps == NONE
+    flags[none] = np.where(before[none] < 0, True, flags[known[np.maximum(before[none], 0)]])
+    return flags
+
+
+def _stretches(steps: NDArray[np.int64]) -> list[_Stretch]:
+    import numpy as np
+
+    borders = [0, *(np.flatnonzero(np.diff(steps) < 0) + 1).tolist(), len(steps)]
+    out = []
+    for start, stop in pairwise(borders):
+        jumps = np.diff(steps[start:stop])
+        jumps = jumps[jumps > 0]
+        interval = int(np.median(jumps)) if len(jumps) else 1
+        out.append(_Stretch(start, stop, int(steps[start]), int(steps[stop - 1]), interval))
+    return out
+
+
+def _chain(
+    stretches: Sequence[_Stretch],
+    steps: NDArray[np.int64],
+    walls: NDArray[np.float64],
+    marks: Marks,
+    what: str,
+) -> list[tuple[_Stretch, int]]:
+    """The stretch that got to N and those that it was resumed from, newest first, each with the
+    last step that counts of it."""
+    chain = []
+    bound = marks.iteration
+    head = _head(stretches, steps, walls, marks, what)
+    while head is not None:
+        chain.append((head, bound))
+        bound = head.lo - 1
+        head = _before(stretches[: stretches.index(head)], bound)
+    return chain
+
+
+def _head(
+    stretches: Sequence[_Stretch],
+    steps: NDArray[np.int64],
+    walls: NDArray[np.float64],
+    marks: Marks,
+    what: str,
+) -> _Stretch | None:
+    import numpy as np
+
+    point, saved_at = marks.iteration, marks.saved_at
+
+    def late(stretch: _Stretch) -> bool:
+        """Whether it got to N after the checkpoint was there."""
+        here = slice(stretch.start, stretch.stop)
+        at = int(np.searchsorted(steps[here], point, "right")) - 1
+        wall = float(walls[here][at])
+        return saved_at is not None and wall > saved_at + NEAR
+
+    holders = [s for s in stretches if s.lo <= point <= s.hi]
+    holders = [s for s in holders if not late(s)] or holders
+    if not holders:
+        return _before(stretches, point)
+    head = holders[-1]
+    unsure = [
+        s
+        for s in stretches[stretches.index(head) + 1 :]
+        if s.lo <= point and s.hi < point < s.hi + s.interval and not late(s)
+    ]
+    if unsure and saved_at is not None and not np.isnan(walls[unsure[-1].stop - 1]):
+        return unsure[-1]
+    if unsure:
+        raise SurgeryError(
+            f"{what}: two branches may hold step {point}: one goes from {head.lo} to {head.hi}, a "
+            f"later one from {unsure[-1].lo} to {unsure[-1].hi}, and nothing says when",
+            next=again("--no-truncate", why="leaves the logs alone"),
+        )
+    return head
+
+
+def _before(stretches: Sequence[_Stretch], point: int) -> _Stretch | None:
+    """The newest that got to `point`, give or take a logged point; else the one that got furthest,
+    as a killed job loses its last points."""
+    begun = [s for s in stretches if s.lo <= point]
+    reached = [s for s in begun if s.hi + s.interval > point]
+    if reached:
+        return reached[-1]
+    return max(reversed(begun), key=lambda s: s.hi, default=None)

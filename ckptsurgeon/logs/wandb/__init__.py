@@ -1,0 +1,1 @@
+"""The transaction log of an offline run of W&B: its framing, its records, and the run as a log."""

@@ -1,0 +1,160 @@
+"""Every log of the run in a surgery, whatever wrote it: cut with a rollback, or by itself."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.operations.events import (
+    TensorBoard,
+    cut_or_rename,
+    event_folders,
+    linked,
+    name_pairs,
+    refuse_both,
+)
+from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.limits import COUNT
+from ckptsurgeon.operations.section import Changes, Recipe, Section
+from ckptsurgeon.plans.edits import AnyChange
+from ckptsurgeon.run.run import Run
+
+
+@dataclass(frozen=True)
+class Logs(Section):
+    """In a rollback the logs that are no event files are cut as those are. `after` and `rename`
+    are for all that the run has; what decides where event files prove nothing is said in
+    `tensorboard`."""
+
+    key: ClassVar[str] = "logs"
+    standing: ClassVar[bool] = True
+    on_logs: ClassVar[bool] = True
+
+    after: Annotated[
+        int | None, Key("cut every log there without a rollback", value="step", limits=COUNT)
+    ] = None
+    rename: Annotated[
+        dict[str, str], Key("names in every log, all at once", value="`{old: new}`")
+    ] = field(default_factory=dict)
+    regex: Annotated[
+        bool,
+        Key(
+            "a key of `rename` is a pattern for a whole name",
+            "--regex",
+            "OLD is a regular expression.",
+        ),
+    ] = False
+    allow_merge: Annotated[bool, Key("a new name may be another one's", "--allow-merge")] = False
+
+    def title(self, run: Run, step: int) -> list[str]:
+        parts = [] if self.after is None else [f"cut the logs after {self.after}"]
+        if self.rename and self.regex:
+            parts.append(f"rename what is logged like {', '.join(self.rename)}")
+        elif self.rename:
+            parts.append(f"rename {len(self.rename)} logged name{'s'[: len(self.rename) > 1]}")
+        return parts
+
+    def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        """A cut at the rollback step (or `after`), or a rename."""
+        back = recipe.leaves_newer and recipe[TensorBoard].truncate
+        cut_at = checkpoint.step if self.after is None and back else self.after
+        return self._of_logs(run, recipe[TensorBoard], cut_at, checkpoint)
+
+    def log_changes(self, run: Run, recipe: Recipe) -> Changes:
+        """The same without a checkpoint: the logs alone say which branch is meant."""
+        return self._of_logs(run, recipe[TensorBoard], self.after, None)
+
+    def _of_logs(
+        self, run: Run, events: TensorBoard, cut_at: int | None, checkpoint: Checkpoint | None
+    ) -> Changes:
+        if cut_at is None and not self.rename:
+            return [], []
+        sources = run.log_sources()
+        warnings = linked(run)
+        if self.after is None and not self.rename:  # `tensorboard` has cut the others
+            sources, warnings = sources[len(event_folders(run)) :], []
+        elif events.after is not None or events.rename:
+            raise UsageError(
+                "`logs` and `tensorboard` would both edit the event files",
+                next="give `logs` alone: it is for all",
+            )
+        wanted = replace(
+            events,
+            after=self.after if self.after is not None else events.after,
+            rename=self.rename,
+            regex=self.regex,
+            allow_merge=self.allow_merge,
+        )
+        changes, sentences = cut_or_rename(
+            run, sources, wanted, cut_at, checkpoint, by="rename-logs"
+        )
+        return changes, [*warnings, *sentences]
+
+    def record(self, run: Run, recipe: Recipe, step: int | None, title: str) -> list[AnyChange]:
+        """The surgery as a text in the first log that has a place for one, unless the recipe says
+        no; not behind a cut that it makes, where the same cut would find it."""
+        events = recipe[TensorBoard]
+        steps = [at for at in (step, events.after, self.after) if at is not None]
+        if not events.note or not steps:
+            return []
+        text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
+        for source in run.log_sources():
+            if note := source.note(min(steps), text, time.time()):
+                return note
+        return []
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def truncate_logs(
+    after: Annotated[int, typer.Option("--after", metavar="STEP", help="The last step to keep.")],
+    section: Annotated[TensorBoard, "keep_as", "keep", "branch", "order", "samples", "salvage"],
+) -> Recipe:
+    """Cut every log of the run after a step.
+
+    Event files, CSV and JSON lines: docs/logs.md. Works on a bare log directory too: --tb DIR.
+
+    Examples:
+    ckptsurgeon truncate-logs --after 6
+    ckptsurgeon truncate-logs --after 6 --keep-tb before-the-spike --yes
+    """
+    refuse_both(section)
+    return Recipe(Logs(after=after), section)
+
+
+def rename_logs(
+    tags: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="OLD NEW …", help="Pairs of a logged name and its new one."),
+    ] = None,
+    mapping: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="A YAML file of `old: new`, or a recipe.",
+        ),
+    ] = None,
+    *,
+    section: Annotated[Logs, "regex", "allow_merge"],
+) -> Recipe:
+    """Rename what is logged, in every log of the run.
+
+    All pairs take one pass over each log. Works on a bare log directory too: --tb DIR.
+
+    Examples:
+    ckptsurgeon rename-logs 'lm loss' 'lm-loss-training/lm loss'
+    """
+    return Recipe(replace(section, rename=name_pairs(tags, mapping, "logs", "rename-logs")))
+
+
+COMMANDS = {"truncate-logs": truncate_logs, "rename-logs": rename_logs}

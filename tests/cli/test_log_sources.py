@@ -1,0 +1,139 @@
+"""Every log of a run in one transaction: event files, tables, JSON lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.cli.conftest import Surgeon, hints
+from tests.support.event_logs import spiked, write_log
+from tests.support.snapshot import snapshot
+from tests.support.tiny_run import make_run
+from tests.support.wandb_files import framed, history, unframed, write_run
+
+STEPS = 40
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A run saved every 10 steps whose trainer logs the same loss in three ways."""
+    run = make_run(tmp_path / "run", range(10, STEPS + 1, 10))
+    write_log(run / "tensorboard", (2 / s for s in range(1, STEPS + 1)), tag="loss")
+    rows = "".join(f"{s},{2 / s}\n" for s in range(1, STEPS + 1))
+    (run / "metrics.csv").write_text(f"step,loss\n{rows}")
+    objects = ({"step": s, "loss": 2 / s} for s in range(1, STEPS + 1))
+    (run / "logs").mkdir()
+    lines = "".join(json.dumps(item) + "\n" for item in objects)
+    (run / "logs/metrics.jsonl").write_text(lines)
+    write_run(run, range(1, STEPS + 1))
+    return run
+
+
+def ends(root: Path) -> list[int]:
+    """The last step of each log, by TensorBoard and by what is in the others."""
+    log = EventAccumulator(str(root / "tensorboard"))
+    log.Reload()
+    last = json.loads((root / "logs/metrics.jsonl").read_text().splitlines()[-1])
+    table = (root / "metrics.csv").read_text().splitlines()[-1]
+    (run,) = root.glob("wandb/offline-run-*-abc/*.wandb")
+    points = [item for item in unframed(run.read_bytes()) if item[0] == 2 << 3 | 2]
+    ends = [log.Scalars("loss")[-1].step, int(table.partition(",")[0]), last["step"]]
+    return [*ends, len(points)]
+
+
+def test_a_rollback_cuts_all_and_its_undo_brings_all_back(surgeon: Surgeon, root: Path) -> None:
+    before = snapshot(root)
+    done = surgeon("rollback", "--to", 20, "--yes", "-C", root)
+    assert done.exit_code == 0, done.stderr
+    assert "20 of 40 rows stay, to step 20" in done.stdout
+    assert ends(root) == [20] * 4
+    kept = (root / "logs/cut-0001/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in kept] == list(range(21, 41))
+    assert surgeon("rollback", "--to", 20, "-C", root, "--yes").stdout.startswith("nothing to do")
+    with (root / "logs/metrics.jsonl").open("a") as file:  # the trainer goes on
+        file.write('{"step": 21, "loss": 1}\n')
+    assert surgeon("undo", "--yes", "-C", root).exit_code == 0
+    assert snapshot(root) == before
+
+
+def test_logs_are_left_alone_on_request(surgeon: Surgeon, root: Path) -> None:
+    assert surgeon("rollback", "--to", 20, "--no-truncate", "--yes", "-C", root).exit_code == 0
+    assert ends(root) == [40] * 4
+
+
+def test_status_lists_each_with_its_last_step(surgeon: Surgeon, root: Path) -> None:
+    said = surgeon("status", "-C", root).stdout
+    assert "tensorboard/" in said and "1 file, to step 40" in said
+    assert "metrics.csv" in said and "logs/metrics.jsonl" in said
+    document = json.loads(surgeon("status", "--json", "-C", root).stdout)
+    assert document["logs"] == [
+        {"name": "tensorboard/", "last_step": 40},
+        {"name": "metrics.csv", "last_step": 40},
+        {"name": "logs/metrics.jsonl", "last_step": 40},
+        {"name": "wandb/offline-run-1700000000-abc/run-abc.wandb", "last_step": 40},
+    ]
+
+
+def test_doctor_says_when_they_end_apart_and_how_to_cut_them(surgeon: Surgeon, root: Path) -> None:
+    assert "different steps" not in surgeon("doctor", "-C", root).stdout
+    surgeon("rollback", "--to", 20, "--no-truncate", "--yes", "-C", root)
+    surgeon("truncate-tb-events", "--after", 20, "--yes", "-C", root)
+    assert ends(root) == [20, 40, 40, 40]
+    told = surgeon("doctor", "-C", root).stdout
+    assert "the logs end at different steps: tensorboard/ at 20, metrics.csv at 40" in told
+    (cut,) = (words for words in hints(told) if "truncate-logs" in words)
+    assert surgeon(*cut, "--yes").exit_code == 0
+    assert ends(root) == [20] * 4
+    assert "different steps" not in surgeon("doctor", "-C", root).stdout
+
+
+def test_all_are_cut_and_renamed_by_themselves(surgeon: Surgeon, root: Path) -> None:
+    before = snapshot(root)
+    where = ("--yes", "-C", root)
+    assert surgeon("truncate-logs", "--after", 7, "--no-keep-tb", *where).exit_code == 0
+    assert ends(root) == [7] * 4
+    done = surgeon("rename-logs", "loss", "train/loss", *where)
+    assert done.exit_code == 0, done.stderr
+    assert (root / "metrics.csv").read_text().startswith("step,train/loss\n1,")
+    log = EventAccumulator(str(root / "tensorboard"))
+    log.Reload()
+    assert len(log.Scalars("train/loss")) == 7
+    assert '"train/loss"' in (root / "logs/metrics.jsonl").read_text()
+    assert surgeon("rename-logs", "loss", "train/loss", *where).stdout.startswith("nothing to do")
+    told = surgeon("rename-logs", "los", "x", *where)
+    assert told.exit_code == 2
+    assert hints(told.stderr)[0][-3:] == ["rename-logs", "train/loss", "x"]
+    for _ in range(2):
+        assert surgeon("undo", *where).exit_code == 0
+    assert snapshot(root) == before
+
+
+def test_rows_alone_need_no_event_files(surgeon: Surgeon, tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("step,loss\n1,3\n2,2\n3,1\n")
+    done = surgeon("truncate-logs", "--after", 2, "--tb", tmp_path, "--yes")
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "metrics.csv").read_text() == "step,loss\n1,3\n2,2\n"
+
+
+def test_a_diff_says_which_logs_differ(surgeon: Surgeon, root: Path) -> None:
+    surgeon("rollback", "--to", 20, "--yes", "-C", root)
+    told = surgeon("diff", "--receipt", "0001", "-C", root)
+    assert "logs" in told.stdout, told.stdout + told.stderr
+
+
+def test_advice_is_by_the_only_log_that_has_the_loss(surgeon: Surgeon, tmp_path: Path) -> None:
+    """An offline run of W&B that nothing else was logged beside: it diverged, was resumed from 200
+    and diverged again."""
+    root = make_run(tmp_path / "run", range(50, 401, 50))
+    folder = root / "wandb/offline-run-1-abc"
+    folder.mkdir(parents=True)
+    losses = dict(enumerate(spiked(400, 250), 1))
+    points = [{"train/loss": losses[s], "train/global_step": s, "_step": s} for s in losses]
+    again = [{**point, "_step": 400 + i} for i, point in enumerate(points[200:])]
+    (folder / "run-abc.wandb").write_bytes(framed(map(history, [*points, *again])))
+    told = json.loads(surgeon("advise", "--json", "-C", root).stdout)
+    assert told["verdict"] == "diverged"
+    assert "diverged at step 250" in surgeon("doctor", "-C", root).stdout
