@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TextIO
 
-from ckptsurgeon.terminal import unchecked
+from ckptsurgeon.report.terminal import unchecked
 
 PATIENCE = 0.5
 """A phase that takes fewer seconds is not shown."""
