@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,8 +26,11 @@ from ckptsurgeon.remote.address import Address
 from ckptsurgeon.remote.ranges import Ranges
 from ckptsurgeon.remote.store import CONNECTIONS, Object, Store
 
-GRAIN = 1 << 14
+GRAIN = 1 << 13
 """Every range begins and ends at a multiple of it: a request costs more than these bytes."""
+HEAD = 1 << 14
+"""Bytes at the start of a shard that are fetched before they are asked for: torch writes a pickle
+there."""
 SMALL = 1 << 18
 """An object of at most so many bytes is fetched whole."""
 GAP = 1 << 16
@@ -51,6 +55,9 @@ class Mirror:
         self._listed: list[str] = []
         self._keys: dict[int, str] = {}
         self._touched: set[str] = set()
+        self._asked: Counter[tuple[str, str]] = Counter()
+        """Of how many files in a folder, by the end of their names, a first range was needed."""
+        self._begun: set[str] = set()
         self._there = self._load()
         self._pool = ThreadPoolExecutor(CONNECTIONS)
 
@@ -151,16 +158,35 @@ class Mirror:
     def need(self, inode: int, ranges: Iterable[reads.Range]) -> None:
         """So many bytes of the file, as far as they are in it."""
         key = self._keys.get(inode)
-        if key is not None:
-            self._fetch(self._objects[key], ranges)
+        if key is None:
+            return
+        if key not in self._begun:
+            self._begun.add(key)
+            self._asked[kind := _kind(key)] += 1
+            if self._asked[kind] == 2:
+                self._begin_others(kind)
+        self._fetch(self._objects[key], ranges)
+
+    def _begin_others(self, kind: tuple[str, str]) -> None:
+        """The first and last bytes of all files of this kind, at once: who opens the second shard
+        of a step opens the others too, one after the other."""
+        others = [item for key, item in self._objects.items() if _kind(key) == kind]
+        self._get_all(
+            (item, piece)
+            for item in others
+            for piece in self._lacking(item, [(0, HEAD), (item.size - GRAIN, item.size)])
+        )
 
     def _fetch(self, item: Object, ranges: Iterable[reads.Range]) -> None:
+        self._get_all((item, piece) for piece in self._lacking(item, ranges))
+
+    def _get_all(self, wanted: Iterable[tuple[Object, reads.Range]]) -> None:
         with self._failing():
-            pieces = self._lacking(item, ranges)
-            if len(pieces) == 1:
-                self._get(item, pieces[0])
-            elif pieces:
-                for _ in self._pool.map(lambda piece: self._get(item, piece), pieces):
+            jobs = list(wanted)
+            if len(jobs) == 1:
+                self._get(*jobs[0])
+            elif jobs:
+                for _ in self._pool.map(lambda job: self._get(*job), jobs):
                     pass
 
     def _lacking(self, item: Object, ranges: Iterable[reads.Range]) -> list[reads.Range]:
@@ -169,7 +195,7 @@ class Mirror:
             there = self._there.get(item.key, (item.etag, Ranges()))[1]
             wanted = Ranges()
             for start, end in ranges:
-                end = min(end, item.size)
+                start, end = max(start, 0), min(end, item.size)
                 if not there.lacking(start, end):
                     continue
                 end += min(there.before(start), LONG)  # it reads from the start to the end
@@ -282,6 +308,12 @@ def _free(store: Store) -> tuple[Path, int]:
 
 def _within(prefix: str, known: str) -> bool:
     return not known or prefix == known or prefix.startswith(f"{known}/")
+
+
+def _kind(key: str) -> tuple[str, str]:
+    """Its folder, and how its name ends."""
+    folder, _, name = key.rpartition("/")
+    return folder, name.rpartition(".")[2]
 
 
 def _above(key: str) -> Iterator[str]:

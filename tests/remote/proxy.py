@@ -40,16 +40,15 @@ class Proxy:
     fault: Fault = lambda request: None
     seen: list[Request] = field(default_factory=list)
     sent: int = 0
+    now: int = 0
+    most: int = 0
+    """Requests under way, and how many there were at once."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def clear(self) -> None:
         """Count from 0 again."""
         with self.lock:
-            self.seen, self.sent = [], 0
-
-    def count(self, method: str) -> int:
-        """Requests of this method."""
-        return sum(request.method == method for request in self.seen)
+            self.seen, self.sent, self.most = [], 0, 0
 
 
 @contextmanager
@@ -64,6 +63,15 @@ def proxy(server: str) -> Iterator[Proxy]:
             with made.lock:
                 request = Request(len(made.seen), self.command, self.path)
                 made.seen.append(request)
+                made.now += 1
+                made.most = max(made.most, made.now)
+            try:
+                self.decide(request)
+            finally:
+                with made.lock:
+                    made.now -= 1
+
+        def decide(self, request: Request) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             time.sleep(made.latency_s)
             fault = made.fault(request)

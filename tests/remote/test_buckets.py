@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from bench import layout
 from ckptsurgeon import surgery
 from ckptsurgeon.cli.commands import IN_BUCKETS
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.remote.store import CONNECTIONS
 from ckptsurgeon.run.run import Run
 from tests.remote.conftest import Look
 from tests.remote.proxy import proxy
@@ -23,6 +25,7 @@ from tests.support.launch import REPO
 from tests.support.tiny_run import make_run
 
 pytestmark = pytest.mark.remote
+SHARDS = 64
 
 
 def test_event_files_under_another_prefix(store: Any, look: Look, tmp_path: Path) -> None:
@@ -131,3 +134,23 @@ def test_a_look_needs_no_more_than_the_policy_of_the_docs(
             assert request.method == "GET", request
             used.add("s3:ListBucket" if "list-type=2" in request.path else "s3:GetObject")
     assert used == granted and (tmp_path / "x.svg").stat().st_size
+
+
+def test_what_a_look_costs(store: Any, server: str, look: Look, tmp_path: Path) -> None:
+    """Of 64 shards of 1 MB: two requests for each, under way together, and 2 MB in all."""
+    run = tmp_path / "run"
+    layout.many(run, SHARDS)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda p: put(store, p, run), [p for p in run.rglob("*") if p.is_file()]))
+    take_times(store, run, "run")
+    with proxy(server) as between, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", between.address)
+        between.latency_s = 0.02
+        for words, requests in (["status"], 2), (["show"], 0), (["verify"], 2), (["doctor"], 0):
+            here = look(*words, "--json", "-C", run)
+            between.clear()
+            there = look(*words, "--json", "-C", "s3://bucket/run")
+            assert there.stdout == here.stdout.replace(str(run), "s3://bucket/run")
+            assert len(between.seen) <= requests * SHARDS + 8, words
+            assert between.sent < 2_000_000 and between.most <= CONNECTIONS
+            assert between.most > 4 or words != ["status"]
