@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,16 @@ DEADLINE_S = 60
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, nor 10,000 above, where SeaweedFS speaks gRPC."""
-    with ExitStack() as stack:
-        found: list[int] = []
-        for port in range(20000 + os.getpid() % 5000, 40000):
-            try:
-                for each in (port, port + 10000):
-                    opened = stack.enter_context(socket.socket())
-                    opened.bind(("127.0.0.1", each))
-            except OSError:
-                continue
+    """Ports that nobody listens on, nor 10,000 above, where SeaweedFS speaks gRPC; by chance, as
+    other workers look for some at the same time."""
+    found: list[int] = []
+    for port in random.sample(range(12000, 22000), 1000):
+        with ExitStack() as stack, suppress(OSError):
+            for each in (port, port + 10000):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", each))
             found.append(port)
-            if len(found) == count:
-                return found
+        if len(found) == count:
+            return found
     raise AssertionError("no port is free")
 
 
@@ -46,7 +44,7 @@ def seaweedfs(folder: Path) -> Iterator[str]:
         "weed", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", "-s3",
         f"-s3.port={s3}", f"-s3.config={folder / 's3.json'}", "-volume.max=100",
-        "-master.volumeSizeLimitMB=256",
+        "-master.volumeSizeLimitMB=256", "-s3.port.iceberg=0", "-s3.port.lance=0",
     ]  # fmt: skip
     with _started(words, s3, folder / "log") as address:
         yield address
