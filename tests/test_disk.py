@@ -98,7 +98,7 @@ def test_no_other_module_changes_the_disk(module: Path) -> None:
 
 def test_the_check_finds_what_the_layer_does() -> None:
     assert {module.stem for module in DISK if _found(module)} == {
-        "copies", "files", "names", "owners",
+        "cache", "copies", "files", "names", "owners",
     }  # fmt: skip
     assert sum(len(_found(module)) for module in DISK) >= 10
 

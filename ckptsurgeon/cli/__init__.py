@@ -15,7 +15,7 @@ from ckptsurgeon.cli.usage import from_click, from_system
 from ckptsurgeon.cli.values import NoSuchCommand, taking_plain
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import TYPED, Typed
-from ckptsurgeon.terminal import checked
+from ckptsurgeon.report.terminal import checked
 from ckptsurgeon.version import VERSION
 
 

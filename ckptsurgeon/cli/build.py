@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from ckptsurgeon.cli.bucket import at_hand
 from ckptsurgeon.cli.commands import Command, examples, exit_codes
 from ckptsurgeon.cli.options import Cancelled, Common, OneLiner
 from ckptsurgeon.cli.parameter_types import parameter_types
@@ -44,7 +45,7 @@ def build(row: Command) -> Any:
     add = single.command(
         row.name, cls=PlainCommand, help=inspect.cleandoc(text.rstrip()), epilog=epilog
     )
-    add(command(function))
+    add(command(function, row.name))
     made = typer.main.get_command(single)
     for parameter in made.params:
         if parameter.param_type_name == "argument":  # whose metavar says enough
@@ -52,7 +53,7 @@ def build(row: Command) -> Any:
     return made
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
+def command(function: Callable[..., None], command_name: str) -> Callable[..., None]:
     """`function` as Typer wants it: a parameter of a class above becomes the options in that class,
     and one that is a section of a recipe the flags of its keys.
 
@@ -86,8 +87,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             given[name] = bundle(**{item.name: given.pop(item.name) for item in fields(bundle)})
         common = next(given[name] for name, kind in bundles.items() if issubclass(kind, Common))
         follow(common, *(given[name] for name in bundles if given[name] is not common))
-        with one_look(), as_typed(types) if isinstance(common, OneLiner) else nullcontext():
-            given |= {name: common.step(given[name]) for name in steps}
+        named = next(name for name in bundles if given[name] is common)
+        with (
+            at_hand(common, command_name, given) as given[named],
+            one_look(),
+            as_typed(types) if isinstance(common, OneLiner) else nullcontext(),
+        ):
+            given |= {name: given[named].step(given[name]) for name in steps}
             made = {
                 name: flags.section({key: given.pop(key) for key in flags.keys})
                 for name, flags in sections.items()

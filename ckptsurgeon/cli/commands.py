@@ -24,6 +24,8 @@ PLANS = (*LOOKS, 3, 5)
 EDITS = (*LOOKS, 4, 5, 130)
 WRITES = (*LOOKS, 5, 130)
 UNLOCKS = (*LOOKS, 130)
+IN_BUCKETS = ("status", "show", "log", "verify", "doctor", "diff", "advise", "report")
+"""Commands whose run may lie in a bucket: they only read it."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.hints import again, command
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.report.style import clean
-from ckptsurgeon.terminal import unchecked
+from ckptsurgeon.report.terminal import unchecked
 
 if TYPE_CHECKING:
     from ckptsurgeon.launch.slurm import Job

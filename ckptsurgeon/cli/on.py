@@ -19,7 +19,7 @@ from ckptsurgeon.cli.in_slurm import SLURM, join, script
 from ckptsurgeon.cli.tally import Measured, Tally
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import Hint, again, shell
-from ckptsurgeon.terminal import unchecked
+from ckptsurgeon.report.terminal import unchecked
 from ckptsurgeon.version import VERSION
 
 if TYPE_CHECKING:

@@ -18,6 +18,8 @@ import typer
 from ckptsurgeon.cli.usage import PAIR, loose_pairs
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import TYPED, again
+from ckptsurgeon.remote import reads
+from ckptsurgeon.remote.address import Address
 from ckptsurgeon.report.style import Style
 
 if TYPE_CHECKING:
@@ -77,7 +79,10 @@ class Common:
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            "--run", "-C", metavar="DIR", help="The run's folder, or one inside it [here]."
+            "--run",
+            "-C",
+            metavar="DIR",
+            help="The run's folder, or one inside it, or s3://BUCKET/PREFIX [here].",
         ),
     ] = None
     dry_run: Annotated[
@@ -108,6 +113,7 @@ class Common:
         from ckptsurgeon.run.run import Run
 
         run = Run.open(self.run_dir or Path(), self.format_name or "", self.optimizer or "")
+        reads.have_listed(run.logs.roots())
         OPENED.set(str(run.root))
         return run
 
@@ -125,11 +131,13 @@ class Common:
         return Style.of(sys.stdout)
 
     @property
-    def where(self) -> Path | None:
+    def where(self) -> Path | Address | None:
         """What -C must name so that a command of the same run can be typed here, if anything. A
         step's folder may have left the run since it was named, or since somebody stands in it."""
         from ckptsurgeon.run.moved import nearest
 
+        if address := Address.of(self.run_dir):
+            return address
         there = nearest(self.run_dir or Path())
         stands = there == Path() or there.resolve() == Path().resolve()
         return None if stands else there
@@ -140,7 +148,9 @@ class Common:
         if self.quiet and not self.as_json:
             return
         try:
-            print(self._in_json(document()) if self.as_json else text())
+            shown = self._in_json(document()) if self.as_json else text()
+            reads.check()
+            print(shown)
             sys.stdout.flush()
         except OSError:
             sys.stdout = Nowhere()  # or the interpreter tries once more at its end
@@ -219,6 +229,6 @@ class LogOneLiner(OneLiner):
         return Run.of_logs(self.tb) if self.tb else super().open_run()
 
     @property
-    def where(self) -> Path | None:
+    def where(self) -> Path | Address | None:
         """The first log folder has the receipts."""
         return self.tb[0] if self.tb else super().where

@@ -238,6 +238,7 @@ def _container(shard: Shard, archive: Archive) -> None:
     shard.no_crc = sum(record.size for record in records if not record.crc)
     if archive.directory is None:
         return
+    archive.expect(record.name for record in records)
     end = 0
     for record in records:
         if record.offset < end:

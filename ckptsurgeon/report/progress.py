@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TextIO
 
 from ckptsurgeon.report.style import size
-from ckptsurgeon.terminal import unchecked
+from ckptsurgeon.report.terminal import unchecked
 
 PATIENCE = 0.5
 """A phase that takes fewer seconds is not shown."""

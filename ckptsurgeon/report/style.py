@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from ckptsurgeon.hints import Hint, text
-from ckptsurgeon.terminal import colored
+from ckptsurgeon.report.terminal import colored
 
 GREEN, YELLOW, RED = "32", "33", "31"
 """Done, moved aside, refused. The signs `+ ~ > <` say the same without colour."""

@@ -20,6 +20,7 @@ from ckptsurgeon.formats.optimizers.table import TABLE, Known
 from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.plans.edits import Move, relative
 from ckptsurgeon.plans.plan import Fingerprint, Receipt
+from ckptsurgeon.remote import reads
 from ckptsurgeon.run import moved, search, writers
 from ckptsurgeon.run.log_folders import LogFolders
 from ckptsurgeon.run.only_logs import Logs
@@ -62,6 +63,7 @@ class Run:
         recognizes. `optimizer` is the path of a page, for one that the table does not have."""
         moved.refuse_moved(Path(start))
         here = Path(start).resolve()
+        reads.refuse_hollow(here)
         if not here.is_dir():
             raise UsageError(f"{start} is not a directory", next=search.meant(Path(start)))
         run = cls.around(here, format)
@@ -87,6 +89,7 @@ class Run:
                     f"{folder} is not a directory", next="--tb DIR, with *tfevents* files in it"
                 )
             moved.refuse_moved(path)
+            reads.refuse_hollow(path)
         run = cls(paths[0], Logs(), {"tensorboard": [str(path) for path in paths]})
         if not run.logs.folders() and not run.logs.others():
             raise UsageError(

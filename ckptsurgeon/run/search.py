@@ -15,6 +15,7 @@ from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.detect import SIGNS, detect, is_run, named, nameless
 from ckptsurgeon.formats.fields.constants import TORCH
 from ckptsurgeon.hints import Hint, again, command
+from ckptsurgeon.remote import reads
 from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction.home import HOME, has_receipts
 
@@ -39,7 +40,10 @@ def nearest(here: Path, format: str = "") -> tuple[Path, Format, Mapping[str, An
 
     With `format` (see `detect.named`), or a `format` in the settings, the nearest one that this
     recognizes. Nothing at or under `.ckptsurgeon` is a run."""
+    top = reads.top()
     for folder in (here, *here.parents):
+        if top is not None and folder in top.parents:
+            break
         if HOME in folder.parts:
             continue
         file = folder / SETTINGS

@@ -17,6 +17,7 @@ from ckptsurgeon import whole_file
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.plans.edits import relative
+from ckptsurgeon.remote import reads
 from ckptsurgeon.run import slurm_job
 from ckptsurgeon.transaction import process
 from ckptsurgeon.transaction.home import EVENTS
@@ -139,7 +140,7 @@ def is_open(item: Path) -> bool:
     """Whether anybody on this host has the file open for writing: a read lease is refused then,
     fcntl(2). On a network file system one is also refused where the server has delegated nothing
     (`nfs4_add_lease`, `cifs_setlease` in Linux), so there it is not evidence."""
-    descriptor = os.open(item, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not wait
+    descriptor = reads.opened(item, os.O_NONBLOCK)  # a FIFO must not wait
     try:
         # Who opens the file to write just now makes the kernel send a signal: SIGIO would end us.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)

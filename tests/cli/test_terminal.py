@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsurgeon.terminal import COLORS, Checked, checked
+from ckptsurgeon.report.terminal import COLORS, Checked, checked
 from ckptsurgeon.transaction.receipts import receipt_file
 from tests.hostile.hostile_run import call
 from tests.support.tiny_run import make_run

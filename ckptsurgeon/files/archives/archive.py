@@ -6,11 +6,10 @@ Torch reads the pickle and the storages of the folder that the first entry names
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from ckptsurgeon.files.dtypes import ITEM_BYTES, element, number
 from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import MAX_BYTES, Scan, scan
 from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.remote import reads
 from ckptsurgeon.transaction import crc32
 
 PICKLE = "data.pkl"
@@ -36,6 +36,8 @@ TORCHSCRIPT = "constants.pkl"
 LAST = 4096
 """Bytes at the end that are read at once: the directory of a small archive."""
 
+HEAD = 512
+"""Bytes of a local header with a name of usual length, and of one element."""
 CHUNK = 1 << 20
 """Bytes of a tensor that are read at once."""
 
@@ -72,7 +74,7 @@ class Archive:
         where = str(path) if length is None else f"{path}, from byte {start} on"
         archive = cls(path, start, where)
         archive._length = length
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = reads.opened(path, os.O_NONBLOCK)
         try:
             archive._read_records(descriptor, length)
         finally:
@@ -91,17 +93,17 @@ class Archive:
         return _elsewhere, (type(self), self.path, self.start, self._length, seen)
 
     def _read_records(self, descriptor: int, length: int | None) -> None:
-        self.status = os.fstat(descriptor)
+        self.status = reads.status(descriptor)
         if not stat.S_ISREG(self.status.st_mode):
             raise DamagedFile(self.where, 0, "this is not a regular file")
         self.size = self.status.st_size - self.start if length is None else length
         before = max(0, self.size - LAST)
-        last = bytes_at(self.path, descriptor, self.start + before, self.size - before)
+        last = reads.bytes_at(self.path, descriptor, self.start + before, self.size - before)
 
         def read_at(offset: int, length: int) -> bytes:
             if before <= offset <= offset + length <= self.size:
                 return last[offset - before : offset - before + length]
-            return bytes_at(self.path, descriptor, self.start + offset, length)
+            return reads.bytes_at(self.path, descriptor, self.start + offset, length)
 
         if read_at(0, min(4, self.size)) == b"PK\3\4":
             self.directory = read_directory(self.where, self.size, read_at)
@@ -113,16 +115,16 @@ class Archive:
     def is_current(self) -> bool:
         """Whether the path still leads to the file that was opened, by inode, size and time."""
         try:
-            return _identity(self.path.stat()) == _identity(self.status)
+            return _identity(reads.status(self.path)) == _identity(self.status)
         except OSError:
             return False
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Bytes of the file. Raises SurgeryError if it is not the file that was opened."""
         if self._descriptor is not None:
-            return bytes_at(self.path, self._descriptor, self.start + offset, length)
+            return reads.bytes_at(self.path, self._descriptor, self.start + offset, length)
         with self.opened() as descriptor:
-            return bytes_at(self.path, descriptor, self.start + offset, length)
+            return reads.bytes_at(self.path, descriptor, self.start + offset, length)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -138,13 +140,20 @@ class Archive:
     def opened(self) -> Iterator[int]:
         """A descriptor of its own, for one of several threads. Raises SurgeryError if the file is
         not the one that was opened."""
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = reads.opened(self.path)
         try:
-            if _identity(os.fstat(descriptor)) != _identity(self.status):
+            if _identity(reads.status(descriptor)) != _identity(self.status):
                 raise _changed(self.path)
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def expect(self, names: Iterable[str]) -> None:
+        """The first bytes of these records are read next: their headers, and what is short. Inside
+        `reading`."""
+        found = (record for name in names if (record := self.records.get(name)) is not None)
+        starts = (self.start + record.offset for record in found)
+        reads.need(self._file(), ((start, start + HEAD) for start in starts))
 
     def next_data(self, offset: int, end: int) -> int:
         """The first byte from `offset` that is in no hole of the file, or `end`. Inside `reading`,
@@ -156,13 +165,10 @@ class Archive:
         return self._next(os.SEEK_HOLE, offset, end)
 
     def _next(self, kind: int, offset: int, end: int) -> int:
-        try:
-            place = os.lseek(self._file(), self.start + offset, kind) - self.start
-            return min(place, end)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing of that kind follows
-                return end
+        place = reads.seek(self._file(), self.start + offset, kind)
+        if place is None:
             return offset if kind == os.SEEK_DATA else end
+        return min(place - self.start, end)
 
     def _file(self) -> int:
         if self._descriptor is None:
@@ -304,9 +310,10 @@ class Archive:
             for t in tensors
             if t.storage_numel == 1 and not t.size and not t.offset and t.storage.isascii()
         ]
+        names = [f"data/{tensor.storage}" for tensor in scalars]
+        self.expect(names)
         if not isinstance(self.records, Records) or self.start or not scalars:
             return
-        names = [f"data/{tensor.storage}" for tensor in scalars]
         widths = [ITEM_BYTES[tensor.dtype] for tensor in scalars]
         elements = self.records.elements(self._file(), names, widths)
         known: dict[tuple[str, bytes], int | float | bool] = {}
@@ -383,17 +390,3 @@ def _changed(path: Path) -> SurgeryError:
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def bytes_at(path: Path, descriptor: int, offset: int, length: int) -> bytes:
-    """So many bytes of the open file from `offset` on. Raises DamagedFile where they are not all
-    there."""
-    if offset < 0 or length < 0:
-        raise DamagedFile(str(path), 0, f"{length} bytes at {offset} can't be read")
-    data = os.pread(descriptor, length, offset)
-    while len(data) < length:
-        more = os.pread(descriptor, length - len(data), offset + len(data))
-        if not more:
-            raise DamagedFile(str(path), offset + len(data), "the file is cut short")
-        data += more
-    return data

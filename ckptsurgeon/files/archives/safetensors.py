@@ -19,6 +19,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import Record
 from ckptsurgeon.files.dtypes import ITEM_BYTES, SAFETENSORS
 from ckptsurgeon.files.pickles.tree import Tensor, axes, strides
+from ckptsurgeon.remote import reads
 
 LENGTH = 8
 SHARDING = "DCP_SHARDING_INFO"
@@ -41,7 +42,7 @@ class SafetensorsFile(Archive):
         """Read the header of `path`. Tensors of a dtype that torch has no name for are so many
         bytes. Raises DamagedFile, or OSError if it can't be opened."""
         file = cls(path, start, str(path))
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = reads.opened(path, os.O_NONBLOCK)
         try:
             file._read_header(descriptor)
         finally:
@@ -49,15 +50,17 @@ class SafetensorsFile(Archive):
         return file
 
     def _read_header(self, descriptor: int) -> None:
-        self.status = os.fstat(descriptor)
+        self.status = reads.status(descriptor)
         if not stat.S_ISREG(self.status.st_mode):
             raise DamagedFile(self.where, 0, "this is not a regular file")
         self.size, self.directory, self.folder = self.status.st_size, None, ""
+        reads.need(descriptor, [(0, LENGTH)])
         first = os.pread(descriptor, LENGTH, 0)
         length = struct.unpack("<Q", first)[0] if len(first) == LENGTH else 0
         if not 0 < length <= min(MAX_HEADER, self.size - LENGTH):
             what = f"a header of {length} bytes, in a file of {self.size}"
             raise DamagedFile(self.where, 0, what)
+        reads.need(descriptor, [(LENGTH, LENGTH + length)])
         data = os.pread(descriptor, length, LENGTH)
         try:
             document = json.loads(data)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.one_look import once
@@ -26,6 +26,7 @@ from ckptsurgeon.formats.layout import Paged, leads_out, outside
 from ckptsurgeon.formats.megatron.dist import common_state
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.hints import Hint, command
+from ckptsurgeon.remote import reads
 
 ENDING = 1 << 20
 """Bytes at the end of a torch file that hold its directory."""
@@ -255,9 +256,13 @@ def _newest(pattern: FilePattern, run: Path) -> list[Path]:
 
 def _end(path: Path) -> tuple[int, bytes] | None:
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - ENDING))
-            return size, file.read()
+        descriptor = reads.opened(path)
     except OSError:
         return None
+    try:
+        size = os.fstat(descriptor).st_size
+        return size, reads.bytes_at(path, descriptor, max(0, size - ENDING), min(size, ENDING))
+    except (OSError, DamagedFile):
+        return None
+    finally:
+        os.close(descriptor)

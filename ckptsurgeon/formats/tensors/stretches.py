@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.values import Part, Place
 from ckptsurgeon.formats.heads.heads import Rows
 from ckptsurgeon.hints import command
+from ckptsurgeon.remote import reads
 from ckptsurgeon.transaction.arithmetic import ITEM, floats
 
 Parameter = tuple[str, str]
@@ -73,7 +75,10 @@ def numbers(checkpoint: Checkpoint, known: Mapping[Parameter, Kinds], rows: Iter
                     next=command("export", why="what the weights are"),
                 )
             file, first, last = checkpoint.span(part.place, part.start, part.end)
-            with file.open("rb") as opened:
-                opened.seek(first)
-                out.append(floats(opened.read(last - first), dtype).astype("f8"))
+            descriptor = reads.opened(file)
+            try:
+                data = reads.bytes_at(file, descriptor, first, last - first)
+            finally:
+                os.close(descriptor)
+            out.append(floats(data, dtype).astype("f8"))
     return numpy.concatenate(out) if out else numpy.zeros(0)

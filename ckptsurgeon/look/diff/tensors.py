@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.files.archives.archive import Archive, bytes_at
+from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Weight
@@ -18,6 +18,7 @@ from ckptsurgeon.formats.tensors.strips import contiguous
 from ckptsurgeon.look.diff.files import Difference, Twin
 from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.progress import Progress
+from ckptsurgeon.remote import reads
 from ckptsurgeon.workers import Workers, at_work
 
 PART = 1 << 18
@@ -95,10 +96,12 @@ def _elements(stack: contextlib.ExitStack, archive: Archive, tensor: Tensor) -> 
     if contiguous(tensor):
         end = start + tensor.numel * width
         for at in range(start, end, PART * width):
-            yield bytes_at(archive.path, descriptor, at, min(PART * width, end - at))
+            yield reads.bytes_at(archive.path, descriptor, at, min(PART * width, end - at))
         return
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.size, tensor.stride, strict=True))
-    kept = numpy.frombuffer(bytes_at(archive.path, descriptor, start, span * width), f"V{width}")
+    kept = numpy.frombuffer(
+        reads.bytes_at(archive.path, descriptor, start, span * width), f"V{width}"
+    )
     strides = [stride * width for stride in tensor.stride]
     view = numpy.lib.stride_tricks.as_strided(kept, tensor.size, strides, writeable=False)
     for at in range(0, tensor.numel, PART):
@@ -199,11 +202,11 @@ def _joined(weight: Weight) -> Iterator[bytes]:
         descriptors: dict[Path, int] = {}
         for path, start, end in weight.spans:
             if path not in descriptors:
-                descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptors[path] = reads.opened(path)
                 stack.callback(os.close, descriptors[path])
             at = start
             while at < end:
-                data = bytes_at(path, descriptors[path], at, min(size - len(held), end - at))
+                data = reads.bytes_at(path, descriptors[path], at, min(size - len(held), end - at))
                 held += data
                 at += len(data)
                 if len(held) == size:

@@ -12,6 +12,7 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.look.vitals import pairs
 from ckptsurgeon.look.vitals.jobs import Range
+from ckptsurgeon.remote import reads
 
 BLOCK = 1 << 15
 """Elements that are worked on at once: four arrays of them fit into a second-level cache."""
@@ -76,6 +77,7 @@ class Reader:
         descriptor, at = self._descriptors[key][1], archive.start + start
         end = at + into.nbytes
         if end > self._asked.get(key, 0):
+            reads.need(descriptor, [(at, end + AHEAD)])
             os.posix_fadvise(descriptor, end, AHEAD, os.POSIX_FADV_WILLNEED)
             self._asked[key] = end + AHEAD // 2
         view = memoryview(into).cast("B")

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TextIO
 
 COLORS = ("0", "31", "32", "33")
@@ -21,6 +22,14 @@ CONTROL = re.compile(
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 )
 """Also what turns the direction of a line around."""
+
+_names: ContextVar[tuple[str, str] | None] = ContextVar("_names", default=None)
+
+
+def call(folder: str, name: str) -> None:
+    """From here to the end of `checked`, what is printed of paths below a folder begins with this
+    name instead."""
+    _names.set((folder, name))
 
 
 def colored(stream: TextIO) -> bool:
@@ -40,7 +49,9 @@ class Checked:
 
     def write(self, text: str) -> int:
         """Write what is left of `text`. Its length is that of all of it, as callers count."""
-        self.stream.write(CONTROL.sub(self._written, text))
+        folder, name = _names.get() or ("", "")
+        shown = text.replace(folder, name) if folder else text
+        self.stream.write(CONTROL.sub(self._written, shown))
         return len(text)
 
     def _written(self, match: re.Match[str]) -> str:
@@ -59,9 +70,11 @@ def checked() -> Iterator[None]:
     now = {name: Checked(stream) for name, stream in before.items() if stream is not None}
     for name, stream in now.items():
         setattr(sys, name, stream)
+    called = _names.set(None)
     try:
         yield
     finally:
+        _names.reset(called)
         for name, stream in now.items():
             if getattr(sys, name) is stream:  # not one that was put there because it is closed
                 setattr(sys, name, before[name])

@@ -1,0 +1,61 @@
+"""-C s3://BUCKET/PREFIX: a command that only looks reads the run there through a mirror."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckptsurgeon.cli.commands import IN_BUCKETS
+from ckptsurgeon.cli.options import Cancelled, Common
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import again
+from ckptsurgeon.remote.address import Address
+from ckptsurgeon.report import terminal
+
+
+@contextmanager
+def at_hand(common: Common, name: str, given: Mapping[str, Any]) -> Iterator[Common]:
+    """The options with a folder in place of an address. Whatever names the folder is printed as the
+    address. Raises UsageError for a command that needs more than to read, before anything is
+    fetched."""
+    _refuse_elsewhere(common, given)
+    address = Address.of(common.run_dir)
+    if address is None:
+        yield common
+        return
+    if name not in IN_BUCKETS:
+        raise UsageError(
+            f"`{name}` is not possible in a bucket yet",
+            next="copy the run to a disk, and name its folder there with -C",
+        )
+    if on := given.get("on"):
+        raise UsageError(
+            "--on is not possible in a bucket yet: its workers have no mirror",
+            next=again(without=["--on", on], why="reads with threads of this process"),
+        )
+    from ckptsurgeon.remote.mirror import mirrored
+
+    try:
+        with mirrored(address) as (bucket, folder):
+            terminal.call(str(bucket), f"s3://{address.bucket}")
+            yield replace(common, run_dir=folder)
+    except KeyboardInterrupt:
+        raise Cancelled("stopped by Ctrl-C", next=again()) from None
+
+
+def _refuse_elsewhere(common: Common, given: Mapping[str, Any]) -> None:
+    """Raise UsageError for an address in any other place than -C."""
+    bundles = [common, *filter(is_dataclass, given.values())]
+    typed = [(item.name, getattr(each, item.name)) for each in bundles for item in fields(each)]
+    for name, value in (*typed, *given.items()):
+        if name in ("run_dir", "why"):
+            continue
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(each, (str, Path)) and str(each).startswith("s3:/") for each in values):
+            raise UsageError(
+                "only -C takes an address in a bucket yet",
+                next="copy it to a disk, and name the file or folder there",
+            )

@@ -1,0 +1,137 @@
+"""A proxy before a server: it counts requests and bytes, and is as bad as it is told."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+Fault = Callable[["Request"], str | None]
+"""What becomes of a request: None, or one of FAULTS."""
+FAULTS = ("500", "503", "reset", "stall", "cut")
+HOP = {"connection", "keep-alive", "transfer-encoding"}
+STALL_S = 3.0
+"""Longer than the tests let a client wait."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One that reached the proxy, and its number from 0 on."""
+
+    number: int
+    method: str
+    path: str
+
+
+@dataclass
+class Proxy:
+    """`seen` are the requests, `sent` the bytes that the clients got, `fault` decides on each."""
+
+    address: str
+    latency_s: float = 0.0
+    fault: Fault = lambda request: None
+    seen: list[Request] = field(default_factory=list)
+    sent: int = 0
+    now: int = 0
+    most: int = 0
+    """Requests under way, and how many there were at once."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def clear(self) -> None:
+        """Count from 0 again."""
+        with self.lock:
+            self.seen, self.sent, self.most = [], 0, 0
+
+
+@contextmanager
+def proxy(server: str) -> Iterator[Proxy]:
+    """A proxy before the server at this address."""
+    behind = urlsplit(server)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            with made.lock:
+                request = Request(len(made.seen), self.command, self.path)
+                made.seen.append(request)
+                made.now += 1
+                made.most = max(made.most, made.now)
+            try:
+                self.decide(request)
+            finally:
+                with made.lock:
+                    made.now -= 1
+
+        def decide(self, request: Request) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            time.sleep(made.latency_s)
+            fault = made.fault(request)
+            if fault in ("500", "503"):
+                self.send_response(int(fault))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            elif fault == "reset":
+                linger = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                self.close_connection = True
+                self.connection.close()
+            elif fault == "stall":
+                time.sleep(STALL_S)
+                self.close_connection = True
+            else:
+                self.pass_on(body, half=fault == "cut")
+
+        def pass_on(self, body: bytes, half: bool) -> None:
+            connection = http.client.HTTPConnection(behind.hostname or "", behind.port)
+            connection.putrequest(
+                self.command, self.path, skip_host=True, skip_accept_encoding=True
+            )
+            for name, value in self.headers.items():
+                if name.lower() not in HOP:
+                    connection.putheader(name, value)
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            data = answer.read()
+            self.send_response_only(answer.status, answer.reason)
+            for name, value in answer.getheaders():
+                if name.lower() not in (*HOP, "content-length"):
+                    self.send_header(name, value)
+            length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+            self.send_header("Content-Length", length or str(len(data)))
+            self.end_headers()
+            data = data[: len(data) // 2] if half and len(data) > 1 else data
+            self.wfile.write(data)
+            with made.lock:
+                made.sent += len(data)
+            self.close_connection = self.close_connection or half
+            connection.close()
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing is printed."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: Any) -> None:
+            """A client that went away is none."""
+
+    with Server(("127.0.0.1", 0), Handler) as listening:
+        made = Proxy(f"http://127.0.0.1:{listening.server_address[1]}")
+        thread = threading.Thread(target=listening.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield made
+        finally:
+            listening.shutdown()
+            thread.join()
