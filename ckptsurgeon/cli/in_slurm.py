@@ -49,7 +49,7 @@ def join() -> tuple[Path, Callable[[], None]]:
     file = Path.cwd() / name
     own = {"dashboard": False, "port": 0}
     try:
-        runner: Any = SLURMRunner(  # type: ignore[no-untyped-call]
+        runner: Any = SLURMRunner(
             scheduler_file=str(file), scheduler_options=own, worker_options={"dashboard": False}
         )
     except KeyboardInterrupt:  # how its scheduler and its workers end
