@@ -30,8 +30,6 @@ from ckptsurgeon.transaction.home import ATTIC, EVENTS, HOME, KEPT_EVENTS
 if TYPE_CHECKING:
     from ckptsurgeon.logs.source import LogSource
 
-LINE = 80
-"""Characters of a pointer that a message quotes, at most."""
 CONFIG = "train.yaml"
 """The config that the bundled trainer leaves in its run."""
 
@@ -326,8 +324,7 @@ class Run:
 
     def under_way(self) -> str | None:
         """What a surgery that is alive does, where and since when; or whose lock is not removed."""
-        holder = lock.alive(self.root)
-        return None if holder is None else str(holder)
+        return None if (holder := lock.alive(self.root)) is None else str(holder)
 
     def interrupted(self) -> str | None:
         """The title of a surgery that was cut off and waits for `recover`."""
@@ -339,8 +336,7 @@ class Run:
 
     def next_id(self) -> str:
         """The id of the next surgery, or of the one that is gone on with."""
-        old = journal.cut_off(self.root) if self.resuming else None
-        return old or receipts.next_id(self.root)
+        return (self.resuming and journal.cut_off(self.root)) or receipts.next_id(self.root)
 
     def refuse_interrupted(self) -> None:
         """Raise while a surgery is under way, InterruptedSurgery while one waits for `recover`,
@@ -388,9 +384,9 @@ class Run:
 
 
 def _held(pointer: Path) -> str:
-    """What a pointer says, where that is a line."""
+    """What a pointer says, where that is a line of less than 80 characters."""
     line = (text(pointer) or "").strip() if pointer.is_file() else ""
-    return f": it says {line!r}" if line.isprintable() and 0 < len(line) < LINE else ""
+    return f": it says {line!r}" if line.isprintable() and 0 < len(line) < 80 else ""
 
 
 @contextmanager
