@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.operations.graft import Graft as Graft
     from ckptsurgeon.operations.group_settings import GroupSettings as GroupSettings
     from ckptsurgeon.operations.hyperparameters import Hyperparameters as Hyperparameters
+    from ckptsurgeon.operations.logs import Logs as Logs
     from ckptsurgeon.operations.precision import Precision as Precision
     from ckptsurgeon.operations.relaunch import Relaunch as Relaunch
     from ckptsurgeon.operations.replicas import Replicas as Replicas

@@ -31,7 +31,7 @@ def at_hand(common: Common, name: str, given: Mapping[str, Any]) -> Iterator[Com
             f"`{name}` is not possible in a bucket yet",
             next="copy the run to a disk, and name its folder there with -C",
         )
-    if on := given.get("on"):
+    if on := next(filter(None, (getattr(each, "on", None) for each in given.values())), None):
         raise UsageError(
             "--on is not possible in a bucket yet: its workers have no mirror",
             next=again(without=["--on", on], why="reads with threads of this process"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import TYPED, again, shell
 
@@ -59,7 +60,7 @@ def join() -> tuple[Path, Callable[[], None]]:
         with suppress(OSError, RuntimeError):
             runner.close()
         with suppress(OSError):
-            file.unlink()
+            disk.remove_file(file)
 
     return file, end
 

@@ -47,7 +47,7 @@ class EventFolder(LogSource):
             axes=cut_.axes,
         )
 
-    def rename(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
+    def rename_keys(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
         return rename.rename(
             self.path, self.root, names.pairs, regex=names.regex, allow_merge=names.allow_merge
         )

@@ -81,7 +81,7 @@ class RowFile(LogSource):
             )
         return path
 
-    def rename(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
+    def rename_keys(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
         """The name of what counts steps stays: without it no log is cut."""
         name, used = namer(names.pairs, names.regex)
         counts: dict[tuple[str, str], int] = {}

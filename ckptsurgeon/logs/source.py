@@ -92,7 +92,7 @@ class LogSource(ABC):
         Raises SurgeryError where it is not known which points led to the step."""
 
     @abstractmethod
-    def rename(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
+    def rename_keys(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
         """Changes that give what is logged new names, in one pass. Raises UsageError where two
         would become one and may not."""
 

@@ -165,7 +165,7 @@ def cut_or_rename(
 
         names = NewNames(section.rename, section.regex, section.allow_merge)
         for source in sources:
-            made, found = source.rename(names)
+            made, found = source.rename_keys(names)
             changes += made
             counts.append(found)
     if counts:

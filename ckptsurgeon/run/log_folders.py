@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,16 +55,31 @@ class LogFolders:
             )
         return folder
 
-    def folders(self) -> list[Path]:
-        """Folders with event files. One that a surgery made to keep a cut branch is not among
-        them."""
+    def by_kind(self) -> tuple[list[Path], list[Path], list[Path]]:
+        """By one walk: folders with event files; tables and JSON lines, and those that the settings
+        name; files of offline runs of W&B. What a surgery made to keep a cut branch is not among
+        them. Raises UsageError for a log of the settings that is not there, or not in the run."""
+        folders, rows, runs = self._seen()
+        return folders, list(dict.fromkeys([*rows, *self._named_files()])), runs
+
+    def _seen(self) -> tuple[list[Path], list[Path], list[Path]]:
         branches = self.branches()
-        with_events = {
-            here: None
-            for here, _, files in self._walk()
-            if here not in branches and any(EVENTS in name for name in files)
-        }
-        return list(with_events)
+        folders: list[Path] = []
+        rows: list[Path] = []
+        runs: list[Path] = []
+        for here, _, files in self._walk():
+            if here in branches:
+                continue
+            if any(EVENTS in name for name in files):
+                folders.append(here)
+            rows += [here / name for name in ROWS if name in files]
+            if here.name.startswith("offline-run-"):
+                runs += [here / name for name in sorted(filter(is_wandb, files))]
+        return list(dict.fromkeys(folders)), _own(rows), _own(runs)
+
+    def folders(self) -> list[Path]:
+        """Folders with event files."""
+        return self._seen()[0]
 
     def branches(self) -> set[Path]:
         """Folders that surgeries made for cut branches: no trainer writes there."""
@@ -76,41 +91,24 @@ class LogFolders:
 
     def files(self) -> list[Path]:
         """All event files in those folders, notes about surgeries among them."""
-        return [item for folder in self.folders() for item in sorted(folder.glob(f"*{EVENTS}*"))]
+        return _events(self.folders())
 
     def event_files(self) -> list[str]:
         """Those without the notes, relative to the root."""
-        names = [item for item in self.files() if not item.name.endswith(NOTE)]
-        return [relative(item, self.root) for item in names]
-
-    def rows(self) -> list[Path]:
-        """Tables and JSON lines, those of cut branches apart: the usual ones, and those that the
-        settings name. Raises UsageError for one of them that is not there, or not in the run."""
-        branches = self.branches()
-        found = [
-            here / name
-            for here, _, files in self._walk()
-            if here not in branches
-            for name in ROWS
-            if name in files
-        ]
-        usual = [path for path in found if path.is_file() and not path.is_symlink()]
-        return list(dict.fromkeys([*usual, *self._named_files()]))
-
-    def offline_runs(self) -> list[Path]:
-        """The files of offline runs of W&B, those of cut branches apart."""
-        branches = self.branches()
-        return [
-            here / name
-            for here, _, files in self._walk()
-            if here.name.startswith("offline-run-") and here not in branches
-            for name in sorted(filter(is_wandb, files))
-            if (here / name).is_file() and not (here / name).is_symlink()
-        ]
+        return self._without_notes(self.files())
 
     def others(self) -> list[Path]:
         """All logs that are no event files."""
-        return [*self.rows(), *self.offline_runs()]
+        _, rows, runs = self.by_kind()
+        return [*rows, *runs]
+
+    def all(self) -> list[Path]:
+        """All logs, notes about surgeries among them."""
+        folders, rows, runs = self.by_kind()
+        return [*_events(folders), *rows, *runs]
+
+    def _without_notes(self, files: Iterable[Path]) -> list[str]:
+        return [relative(file, self.root) for file in files if not file.name.endswith(NOTE)]
 
     def _named_files(self) -> Iterator[Path]:
         names = self.settings.get("logs", [])
@@ -131,7 +129,7 @@ class LogFolders:
 
     def written(self) -> list[str]:
         """All logs that the trainer wrote, relative to the root."""
-        return [*self.event_files(), *(relative(path, self.root) for path in self.others())]
+        return [relative(path, self.root) for path in self.all() if not path.name.endswith(NOTE)]
 
     def sizes(self) -> dict[str, int]:
         """The bytes of each of `written`."""
@@ -174,3 +172,12 @@ class LogFolders:
 
     def _folder(self, file: str) -> Path:
         return Path(os.path.normpath(self.root / file)).parent
+
+
+def _events(folders: Iterable[Path]) -> list[Path]:
+    return [file for folder in folders for file in sorted(folder.glob(f"*{EVENTS}*"))]
+
+
+def _own(paths: Iterable[Path]) -> list[Path]:
+    """Those that are files, each once: a link is left alone."""
+    return list(dict.fromkeys(p for p in paths if p.is_file() and not p.is_symlink()))

@@ -89,7 +89,7 @@ class Run:
             moved.refuse_moved(path)
             reads.refuse_hollow(path)
         run = cls(paths[0], Logs(), {"tensorboard": [str(path) for path in paths]})
-        if not run.logs.folders() and not run.logs.others():
+        if not run.logs.all():
             raise UsageError(
                 f"no event file in {', '.join(map(str, folders))}, nor below",
                 next="--tb DIR, with *tfevents* files in it",
@@ -368,9 +368,10 @@ class Run:
         from ckptsurgeon.logs.row_file import RowFile
         from ckptsurgeon.logs.wandb import offline_run
 
-        folders: list[LogSource] = [EventFolder(path, self.root) for path in self.logs.folders()]
-        rows = (RowFile(path, self.root) for path in self.logs.rows())
-        return [*folders, *rows, *offline_run.found(self.logs.offline_runs(), self.root)]
+        folders, rows, runs = self.logs.by_kind()
+        events: list[LogSource] = [EventFolder(path, self.root) for path in folders]
+        tables = (RowFile(path, self.root) for path in rows)
+        return [*events, *tables, *offline_run.found(runs, self.root)]
 
     def trainer(self) -> str | None:
         """That a trainer is alive in this run, with the first evidence of it; None without any."""
@@ -379,7 +380,7 @@ class Run:
 
     def writers(self) -> list[str]:
         """Evidence of trainers that are alive and write to this run, see `run.writers`."""
-        logs = [*self.logs.files(), *self.logs.others()]
+        logs = self.logs.all()
         return writers.evidence(self.root, self.format, logs, self.pointers())
 
 

@@ -26,8 +26,8 @@ def apply(
     plan: Plan,
     *,
     jobs: int = 8,
-    workers: Executor | None = None,
     progress: Progress | None = None,
+    workers: Executor | None = None,
 ) -> Receipt:
     """Commit `plan` in one transaction and verify its promise on a fresh read of the disk.
     `workers`, which may be on other hosts, compute and copy what becomes new files; an attempt that

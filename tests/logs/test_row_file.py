@@ -124,20 +124,22 @@ def test_keys_are_renamed_at_the_top_alone(tmp_path: Path) -> None:
     ]
     path.write_bytes(b"".join(rows))
     source = RowFile(path, tmp_path)
-    changes, counts = source.rename(NewNames({"loss": "train/loss", 'a"b': "c", "step": "s"}))
+    changes, counts = source.rename_keys(NewNames({"loss": "train/loss", 'a"b': "c", "step": "s"}))
     new = made(tmp_path, changes)["metrics.jsonl"].splitlines(keepends=True)
     assert new[0] == b'{"step": 1, "train/loss" : 1.50, "inner": {"loss": 2}, "name": "loss"}\n'
     assert new[1] == b'{"step": 2, "train/loss": 1e-3, "c": [{"loss": 1}]}\n'
     assert new[2] == rows[2]
     assert counts.events == {("loss", "train/loss"): 2, ('a"b', "c"): 1}
     with pytest.raises(UsageError, match="would both be"):
-        source.rename(NewNames({"lr": "loss"}))
+        source.rename_keys(NewNames({"lr": "loss"}))
 
 
 def test_columns_are_renamed_in_the_header(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_bytes(b"step,loss,lr\n1,2.5,\n2,,3\n")
-    changes, counts = RowFile(path, tmp_path).rename(NewNames({"l(.*)": r"train, \1"}, regex=True))
+    changes, counts = RowFile(path, tmp_path).rename_keys(
+        NewNames({"l(.*)": r"train, \1"}, regex=True)
+    )
     new = made(tmp_path, changes)["metrics.csv"]
     assert new == b'step,"train, oss","train, r"\n1,2.5,\n2,,3\n'
     assert counts.events == {("loss", "train, oss"): 1, ("lr", "train, r"): 1}

@@ -122,12 +122,12 @@ def test_what_a_server_has_stays_and_the_words_to_type_are_said(tmp_path: Path) 
     changes, warnings = run_of(tmp_path).cut(Cut(Marks(6)))
     assert changes == []
     assert 'WANDB_FORK_FROM="abc?_step=5"' in warnings[0]
-    assert run_of(tmp_path).rename(NewNames({"loss": "x"}))[0] == []
+    assert run_of(tmp_path).rename_keys(NewNames({"loss": "x"}))[0] == []
 
 
 def test_names_are_new_in_points_and_summaries(tmp_path: Path) -> None:
     path = write_run(tmp_path, range(1, 5), more={"eval/acc": 1})
-    changes, counts = run_of(tmp_path).rename(NewNames({"loss": "train/loss", "_step": "s"}))
+    changes, counts = run_of(tmp_path).rename_keys(NewNames({"loss": "train/loss", "_step": "s"}))
     (new,) = new_bytes(tmp_path, changes).values()
     assert counts.events == {("loss", "train/loss"): 4}
     for kind in (record.HISTORY, record.SUMMARY):
@@ -137,7 +137,7 @@ def test_names_are_new_in_points_and_summaries(tmp_path: Path) -> None:
     old = unframed(path.read_bytes())
     assert [a == b for a, b in zip(old, unframed(new), strict=True)].count(False) == 8
     with pytest.raises(UsageError, match="would both be"):
-        run_of(tmp_path).rename(NewNames({"loss": "eval/acc"}))
+        run_of(tmp_path).rename_keys(NewNames({"loss": "eval/acc"}))
 
 
 def test_an_unfinished_end_is_no_damage_and_a_bad_middle_is(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_hostile_bytes_end_in_an_error_that_is_ours(tmp_path: Path) -> None:
             new = new_bytes(tmp_path, run.cut(Cut(Marks(dice.randint(0, 50)), "x"))[0])
             for data in filter(None, new.values()):
                 unframed(data)
-            run.rename(NewNames({"loss": "x"}))
+            run.rename_keys(NewNames({"loss": "x"}))
         except SurgeryError:
             refused += 1
     assert 50 < refused < 250

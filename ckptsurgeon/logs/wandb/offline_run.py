@@ -138,7 +138,7 @@ class OfflineRun(LogSource):
             "in the same run with WANDB_RESUME_FROM"
         )
 
-    def rename(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
+    def rename_keys(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
         name, used = namer(names.pairs, names.regex)
         counts: dict[tuple[str, str], int] = {}
         seen: dict[str, str] = {}

@@ -95,7 +95,7 @@ class Side:
         folders = (folder for folder in sorted(logs.branches()) if folder.is_dir())
         below = (path for folder in folders for path in sorted(folder.iterdir()))
         cut = (path for path in below if is_log(path.name))
-        paths = (*logs.files(), *logs.others(), *cut)
+        paths = (*logs.all(), *cut)
         return {self.run.relative(path): Version(path) for path in paths}
 
 
