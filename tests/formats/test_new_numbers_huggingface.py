@@ -31,7 +31,9 @@ Live = dict[str, Any]
 
 
 def trained(root: Path, stop: int) -> Any:
-    wanted = argparse.Namespace(run=root, stop=stop, max_steps=8, scheduler="linear")
+    wanted = argparse.Namespace(
+        run=root, stop=stop, max_steps=8, scheduler="linear", width=8, optim="adamw_torch"
+    )
     trainer = hugging_face.trainer(wanted)
     trainer.args.report_to = []
     return trainer
