@@ -32,13 +32,19 @@ def program(library: str, root: Path, *options: str) -> str:
     return run_module("tests.support.unknown_trainers", library, root, *options).stdout
 
 
-def test_what_the_draft_promises_is_what_the_library_loads(library: str, tmp_path: Path) -> None:
-    root = tmp_path / "run"
+def drafted(library: str, folder: Path) -> tuple[Run, str]:
+    """A run of the library, opened by the page that is drafted of it, and the page."""
+    root = folder / "run"
     root.mkdir()
     program(library, root)
-    page = tmp_path / "page.yaml"
+    page = folder / "page.yaml"
     page.write_text(draft_page(draft(root)))
-    run = Run.open(root, str(page))
+    return Run.open(root, str(page)), str(page)
+
+
+def test_what_the_draft_promises_is_what_the_library_loads(library: str, tmp_path: Path) -> None:
+    run, page = drafted(library, tmp_path)
+    root = run.root
     before = snapshot(root)
     to = run.steps()[-2]
     adam_step = look.inspect(run, to).promise.adam_step
@@ -51,20 +57,15 @@ def test_what_the_draft_promises_is_what_the_library_loads(library: str, tmp_pat
     assert resumed["betas"] == [0.9, 0.97] and resumed["eps"] == 1e-6
     assert resumed["adam_step"] == plan.promise.adam_step == adam_step
     assert resumed["norm"] > 0
-    run = Run.open(root, str(page))
+    run = Run.open(root, page)
     surgery.apply(run, surgery.plan_undo(run, receipt.id))
     assert snapshot(root) == before
 
 
 def test_a_reset_is_loaded_too(library: str, tmp_path: Path) -> None:
-    root = tmp_path / "run"
-    root.mkdir()
-    program(library, root)
-    page = tmp_path / "page.yaml"
-    page.write_text(draft_page(draft(root)))
-    run = Run.open(root, str(page))
+    run, _ = drafted(library, tmp_path)
     surgery.apply(run, surgery.plan(run, from_data({"reset": ["moments"]})))
-    resumed = loaded(library, root)
+    resumed = loaded(library, run.root)
     assert resumed["adam_step"] == 0 and resumed["norm"] == 0
 
 
