@@ -265,9 +265,11 @@ def _failed(error: OSError) -> SurgeryError:
         refusal := assumptions.read_only(Path(error.filename or "/"))
     ):
         return refusal
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    act = "free some space" if full else "remove the cause"
     return SurgeryError(
         f"{error.filename or 'the disk'}: {error.strerror or error}",
-        next="remove the cause, then run the same command again",
+        next=f"{act}, then run the same command again",
     )
 
 

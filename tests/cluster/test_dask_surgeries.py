@@ -20,7 +20,7 @@ import yaml
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.cli.on import Computed
-from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from ckptsurgeon.errors import UNTOUCHED, InterruptedSurgery, SurgeryError
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.transaction import job_list
@@ -152,9 +152,9 @@ class Slow:
         self.dask, self.folder, self.seconds = dask, folder, seconds
         folder.mkdir()
 
-    def add(self, **environment: str) -> None:
+    def add(self, *more: object, **environment: str) -> None:
         given = {"JOBS": str(self.folder), "SECONDS": str(self.seconds), **environment}
-        self.dask.add("--preload", SLOW, **given)
+        self.dask.add("--preload", SLOW, *more, **given)
 
     def busy(self) -> list[int]:
         """The processes that have begun a job."""
@@ -327,6 +327,57 @@ def test_a_worker_that_can_write_no_more_costs_its_jobs_or_the_surgery(
         assert differs(snapshot(root, own=True), before, times=True) is None
     else:
         assert differing(root, wanted) is None
+
+
+def fill(disk: Path) -> None:
+    """Until no byte is free."""
+    room = os.statvfs(disk)
+    with (disk / "filler").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize)
+    assert os.statvfs(disk).f_bavail == 0
+
+
+def test_the_disk_of_the_run_fills_up_and_the_surgery_is_taken_back(
+    dask: Dask, trained: Trained, tmp_path: Path, disk: Path
+) -> None:
+    """Then the same surgery succeeds with the same workers, once there is room."""
+    root = Path(shutil.copytree(trained(zero=1, dtype="bf16"), disk / "run"))
+    before, wanted = snapshot(root), alone(root, AVERAGE)
+    slow = Slow(dask, tmp_path / "jobs", 0.3)
+    slow.add()
+    slow.add()
+
+    def full() -> None:
+        slow.wait()
+        fill(disk)
+
+    with meanwhile(full), pytest.raises(SurgeryError, match="No space left") as caught:
+        operate(root, AVERAGE, dask)
+    assert (caught.value.exit_code, caught.value.untouched) == (1, UNTOUCHED)
+    assert "free some space" in caught.value.next[0], caught.value.next
+    assert differs(snapshot(root, own=True), before, times=True) is None
+    (disk / "filler").unlink()
+    operate(root, AVERAGE, dask)
+    assert differing(root, wanted) is None
+
+
+def test_the_own_disk_of_a_worker_fills_up_and_costs_nothing(
+    dask: Dask, trained: Trained, tmp_path: Path, disk: Path
+) -> None:
+    """Its working folder, and that of temporary files: a job keeps nothing there."""
+    root = trained(zero=1, dtype="bf16")
+    wanted = alone(root, AVERAGE)
+    slow = Slow(dask, tmp_path / "jobs", 0.1)
+    slow.add()
+    slow.add("--local-directory", disk, TMPDIR=str(disk))
+    end = time.monotonic() + 60
+    while not any(disk.iterdir()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    fill(disk)
+    operate(root, AVERAGE, dask)
+    assert differing(root, wanted) is None
+    assert dask.workers[1].pid in slow.busy()
 
 
 def test_a_worker_of_another_version_computes_nothing(

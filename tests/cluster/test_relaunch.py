@@ -1,8 +1,10 @@
-"""The script of `relaunch --slurm` in jobs of a real SLURM: preempted, in an array, held to 4."""
+"""The script of `relaunch --slurm` in jobs of a real SLURM: preempted, hung, in an array, held."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -54,6 +56,23 @@ def test_a_job_that_is_preempted_saves_and_goes_on(
     assert 20 <= between < 1200 and between in Run.open(root).steps()
     assert saved(root) == max(losses(text)) == 1200
     assert not (root / "kill-switch").exists()
+
+
+def test_a_trainer_that_hangs_is_requeued_by_its_own_watchdog(
+    cluster: Cluster, job: Jobs, trained: Trained, tmp_path: Path
+) -> None:
+    """No watch is beside it. The rank on the other node waits, says so, and ends the job."""
+    root, said = trained(ranks=2), tmp_path / "job.out"
+    number = job(root, "--nodes", 2, "--", "train_iters=1200", "save_interval=200", "watchdog=0.15")
+    until(lambda: said.exists() and " iteration       20/" in said.read_text(), said)
+    os.kill(int(json.loads((root / "trainer.pid").read_text())["pid"]), signal.SIGSTOP)
+    shown = cluster.ends(number)
+    text = said.read_text()
+    assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), text
+    assert shown["Restarts"] == "1" and saved(root) == 1200, text
+    assert "rank 1 has made no progress for 0.15 minutes" in text, text
+    assert "the trainer hung; requeue 1 of 3" in text, text
+    assert not list(root.glob("hung*")) and not (root / "kill-switch").exists()
 
 
 def test_each_job_of_an_array_goes_on_where_the_one_before_it_ended(

@@ -307,6 +307,6 @@ def test_a_disk_that_fills_up_meanwhile_is_taken_back(small_disk: Path) -> None:
 
     with hooked(_at(45, fill)), pytest.raises(SurgeryError, match="No space left") as caught:
         journal.commit(run, toy.rollback(small_disk), logs=toy.logs(small_disk), jobs=1)
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == 1 and "free some space" in caught.value.next[0]
     (small_disk / "filler").unlink()
     assert snapshot(small_disk, own=True) == before
