@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ckptsurgeon.disk import cache
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.hints import shell
+from ckptsurgeon.hints import again, shell
 from ckptsurgeon.remote import reads
 from ckptsurgeon.remote.address import Address
 from ckptsurgeon.remote.ranges import Ranges
@@ -50,10 +50,12 @@ class Mirror:
         self.top = str(Path(self.root, prefix))
         self.lock = threading.Lock()
         self.failure: Exception | None = None
-        self._store, self._folder = store, folder
+        self.store, self._folder = store, folder
         self._objects: dict[str, Object] = {}
         self._listed: list[str] = []
         self._keys: dict[int, str] = {}
+        self._lost: set[int] = set()
+        """Files whose object changed since they were opened."""
         self._touched: set[str] = set()
         self._asked: Counter[tuple[str, str]] = Counter()
         """Of how many files in a folder, by the end of their names, a first range was needed."""
@@ -73,9 +75,28 @@ class Mirror:
                 self._list(prefix)
             self._listed.append(prefix)
 
+    def refresh(self) -> None:
+        """The names, and what changed, as the store has them now."""
+        for prefix in self._listed:
+            with self._failing():
+                self._list(prefix)
+
+    def key(self, path: Path) -> str:
+        """The key of the object that a path in the mirror stands for, be it there or not."""
+        return _absolute(path)[len(self.root) + 1 :]
+
+    def object(self, key: str) -> Object | None:
+        """The object of this key as the last listing has it."""
+        return self._objects.get(key)
+
+    def age(self, path: str) -> float | None:
+        """How many seconds before the last listing an object was written, by the store's clock."""
+        item = self._objects.get(path[len(self.root) + 1 :])
+        return None if item is None else self.store.now - item.modified_ns / 1e9
+
     def _list(self, prefix: str) -> None:
         below = f"{prefix}/" if prefix else ""
-        found = {item.key: item for item in self._store.list(below)}
+        found = {item.key: item for item in self.store.list(below)}
         folders = {prefix} | {key.rstrip("/") for key in found if key.endswith("/")}
         files = {key: item for key, item in found.items() if not key.endswith("/")}
         for key in files:
@@ -83,7 +104,7 @@ class Mirror:
         folders |= {str(above) for key in (*files, *folders) for above in _above(key)}
         if clash := sorted(folders & files.keys()):
             raise UsageError(
-                f"s3://{self._store.bucket}/{clash[0]} is an object, and there are others below it",
+                f"s3://{self.store.bucket}/{clash[0]} is an object, and there are others below it",
                 next="copy the run to a disk without it, and name its folder there with -C",
             )
         stale = [key for key, item in files.items() if not self._is_current(item)]
@@ -91,19 +112,22 @@ class Mirror:
         if lost := self._there.keys() & {*stale, *gone}:
             self._there = {k: known for k, known in self._there.items() if k not in lost}
             self._save()
+        other = {*stale, *(key for key in self._objects if key not in files)}
+        self._lost |= {inode for inode, key in self._keys.items() if key in other}
         self._remove_others(prefix, files.keys(), folders)
         for name in sorted(folders, key=len):
             cache.make_folder(Path(self.root, name))
         for key in stale:
             cache.make_hollow(self._path(key), files[key].size, files[key].modified_ns)
-        self._objects |= files
+        old = (key for key in self._objects if not key.startswith(below))
+        self._objects = {key: self._objects[key] for key in old} | files
 
     def _refuse_odd(self, key: str) -> None:
         """Raise UsageError for a key that is no name of a file."""
         parts = key.split("/")
         if "\0" in key or {"", ".", ".."} & set(parts) or max(map(_bytes, parts)) > 255:
             raise UsageError(
-                f"s3://{self._store.bucket}/{key} has a key that is no name of a file",
+                f"s3://{self.store.bucket}/{key} has a key that is no name of a file",
                 next="give the object another name, or copy the run to a disk without it",
             )
 
@@ -150,6 +174,7 @@ class Mirror:
         key = path[len(self.root) + 1 :]
         if path.startswith(f"{self.root}/") and key in self._objects:
             self._keys[inode] = key
+            self._lost.discard(inode)
 
     def follows(self, inode: int) -> bool:
         """Whether it does so."""
@@ -160,6 +185,10 @@ class Mirror:
         key = self._keys.get(inode)
         if key is None:
             return
+        if inode in self._lost:
+            with self._failing():
+                what = f"s3://{self.store.bucket}/{key} changed while it was read"
+                raise SurgeryError(what, next=again())
         if key not in self._begun:
             self._begun.add(key)
             self._asked[kind := _kind(key)] += 1
@@ -215,7 +244,7 @@ class Mirror:
 
     def _get(self, item: Object, piece: reads.Range) -> None:
         path = self._path(item.key)
-        for at, data in self._store.get(item.key, item.etag, *piece):
+        for at, data in self.store.get(item.key, item.etag, *piece):
             with self.lock, reads.unwatched():
                 cache.fill(path, at, data, item.modified_ns)
                 there = self._there.setdefault(item.key, (item.etag, Ranges()))[1]
@@ -230,7 +259,7 @@ class Mirror:
                 yield
         except OSError as error:
             self.failure = self.failure or SurgeryError(
-                f"the mirror of s3://{self._store.bucket} can't be written: {error.strerror}",
+                f"the mirror of s3://{self.store.bucket} can't be written: {error.strerror}",
                 next=f"XDG_CACHE_HOME=DIR with more room, or free some of {self._folder.parent}",
             )
             raise self.failure from None
@@ -304,6 +333,10 @@ def _free(store: Store) -> tuple[Path, int]:
     raise SurgeryError(
         f"{MIRRORS} commands read s3://{store.bucket} at once", next="wait for one of them"
     )
+
+
+def _absolute(path: Path) -> str:
+    return os.path.abspath(path)  # noqa: PTH100
 
 
 def _within(prefix: str, known: str) -> bool:

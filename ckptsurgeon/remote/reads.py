@@ -52,6 +52,9 @@ class Mirror(Protocol):
     def look_below(self, folder: str) -> None:
         """The names below a folder, if it is one of the mirror."""
 
+    def age(self, path: str) -> float | None:
+        """How many seconds ago its object was written, by the store's clock."""
+
 
 _mirror: Mirror | None = None
 _hooked = False
@@ -152,6 +155,17 @@ def have_listed(folders: Iterable[Path]) -> None:
     if _mirror is not None:
         for folder in folders:
             _mirror.look_below(_absolute(folder))
+
+
+def age(path: Path) -> float | None:
+    """How many seconds ago the object of a file was written, by the clock of its store; None on a
+    disk."""
+    return None if _mirror is None else _mirror.age(_absolute(path))
+
+
+def current() -> Mirror | None:
+    """The mirror that is read through now."""
+    return _mirror
 
 
 def refuse_hollow(folder: Path) -> None:

@@ -6,8 +6,9 @@ No error of it is passed on as it is: a server may put anything into its text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,7 +28,7 @@ NEXT: dict[str, Hint] = {
     "InvalidAccessKeyId": "check AWS_ACCESS_KEY_ID, or AWS_PROFILE",
     "SignatureDoesNotMatch": "check AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "ExpiredToken": "get new credentials, then run the same command again",
-    "AccessDenied": "the credentials need s3:ListBucket and s3:GetObject (docs/remote.md)",
+    "AccessDenied": "docs/remote.md says which permissions the credentials need",
     "InvalidObjectState": "restore the object from its archive first",
 }
 """What helps, by the code of the server."""
@@ -70,6 +71,15 @@ class Store:
                 next="check AWS_PROFILE, AWS_REGION and AWS_ENDPOINT_URL",
             ) from None
 
+        self.now = 0.0
+        """When the store made its last page of a listing, by its own clock."""
+
+    @staticmethod
+    def said_at(answer: Mapping[str, Any]) -> float:
+        """When the store gave this answer, by its own clock."""
+        headers = answer["ResponseMetadata"]["HTTPHeaders"]
+        return parsedate_to_datetime(str(headers["date"])).timestamp()
+
     @property
     def endpoint(self) -> str:
         """The server, without what may be secret in its address."""
@@ -83,11 +93,12 @@ class Store:
         )
         try:
             for page in pages:
+                self.now = self.said_at(page)
                 for item in page.get("Contents", ()):
                     moment = int(item["LastModified"].timestamp() * 1_000_000) * 1000
                     yield Object(item["Key"], item["Size"], item["ETag"], moment)
         except Exception as error:
-            raise self._told(error, prefix) from None
+            raise self.told(error, prefix) from None
 
     def get(self, key: str, etag: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         """The bytes [start, end) as (offset, some of them), of the object with this ETag. Raises
@@ -104,13 +115,13 @@ class Store:
                     return
             except Exception as error:
                 if attempt == ATTEMPTS - 1 or not _broken_off(error):
-                    raise self._told(error, key) from None
+                    raise self.told(error, key) from None
         raise SurgeryError(
             f"s3://{self.bucket}/{key} ends at byte {start}, {end - start} before its end",
             next=again(why="its server sends fewer bytes than it says"),
         )
 
-    def _told(self, error: Exception, key: str) -> SurgeryError:
+    def told(self, error: Exception, key: str) -> SurgeryError:
         """The error in three lines; of the server's own text only its code."""
         from botocore import exceptions as known
 

@@ -14,6 +14,8 @@ from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import journal
+from ckptsurgeon.transaction.bucket import journal as bucket
+from ckptsurgeon.transaction.bucket.place import Place
 from ckptsurgeon.transaction.journal import Recovery
 from ckptsurgeon.transaction.names import edited
 from ckptsurgeon.transaction.redo import Step
@@ -37,6 +39,17 @@ def apply(
     VerificationFailed (finished, and the disk does not hold what was promised)."""
     _refuse_other_run(run, plan)
     run.refuse_busy()
+    if (place := Place.of(run.root)) is not None:
+        receipt = bucket.commit(
+            place,
+            plan,
+            logs=run.logs.named(),
+            progress=progress,
+            still=lambda: _refuse_written_since(run, plan),
+        )
+        if plan.promise is not None:
+            _hold(run, receipt, plan.promise)
+        return receipt
     receipt = journal.commit(
         run.root,
         plan,
@@ -109,6 +122,8 @@ def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
 @collector_paused()
 def recover(run: Run) -> Recovery:
     """Finish a surgery that was cut off after its commit point, or take back one cut off before."""
+    if (place := Place.of(run.root)) is not None:
+        return bucket.recover(place, logs=run.logs.named())
     return journal.recover(run.root, logs=run.logs.named())
 
 

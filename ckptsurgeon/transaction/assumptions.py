@@ -31,6 +31,7 @@ from ckptsurgeon.plans.edits import (
 )
 from ckptsurgeon.plans.plan import Fingerprint
 from ckptsurgeon.plans.sources import Numbers
+from ckptsurgeon.remote import reads
 
 AGAIN = again(why="it plans anew")
 RIGHTS = "run as the user who owns the run, or change its permissions"
@@ -274,8 +275,13 @@ pages of their own, each of which would be a page fault."""
 
 def tail_digest(path: Path, spans: Iterable[tuple[int, int]]) -> str:
     """sha256 of the bytes [start, end) of each span, in order."""
-    with path.open("rb", buffering=0) as file:  # a buffer would read the zeros between them, too
-        return digest_of(file.fileno(), spans)
+    descriptor = reads.opened(path)
+    try:
+        spans = tuple(spans)
+        reads.need(descriptor, spans)
+        return digest_of(descriptor, spans)
+    finally:
+        os.close(descriptor)
 
 
 def digest_of(descriptor: int, spans: Iterable[tuple[int, int]]) -> str:

@@ -17,6 +17,8 @@ from ckptsurgeon.plans.record_types import made
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.redo import Step
 
+INTENT = "intent"
+"""In a bucket, the name of the record as it is before the commit point, which makes `journal`."""
 RECOVER = command("recover", why="finish it or discard it")
 
 
@@ -32,13 +34,18 @@ class Entry:
     committed: bool = False
 
 
+def encoded(entry: Entry) -> bytes:
+    """The bytes of the record."""
+    body = json.dumps(vars(entry), default=to_json).encode()
+    return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
 def write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) -> None:
     """Put the journal in place, durably; `check` is called right before, and may refuse."""
-    body = json.dumps(vars(entry), default=to_json).encode()
     new, path = root / HOME / "journal.new", root / HOME / "journal"
     if os.path.lexists(new):
         disk.remove_file(new)
-    disk.write_new(new, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    disk.write_new(new, encoded(entry))
     check()
     disk.rename(new, path)
     disk.fsync_directory(path.parent)
@@ -47,7 +54,10 @@ def write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) ->
 def read(root: Path) -> Entry | None:
     """What the journal says, None where there is none. Raises InterruptedSurgery where it can't be
     told."""
-    path = root / HOME / "journal"
+    return _read(root / HOME / "journal") or _read(root / HOME / INTENT)
+
+
+def _read(path: Path) -> Entry | None:
     wrong = ""
     try:
         data = whole_file.read(path, whole_file.MAX_RECORD, follow=False)

@@ -88,8 +88,8 @@ def waiting(root: Path, logs: Sequence[Path] | None) -> tuple[Step, ...]:
     entry = read(root)
     if entry is None:
         return ()
-    _refuse_foreign(root, logs, entry)
-    return () if _finished(root, entry) else entry.steps
+    refuse_foreign_entry(root, logs, entry)
+    return entry.steps if entry.committed and not _finished(root, entry) else ()
 
 
 def refuse_waiting(root: Path) -> None:
@@ -141,7 +141,7 @@ def commit(
             by = _By(jobs, workers, resume, progress or silent)
             return _under_lock(root, plan, logs, by, still)
     except OSError as error:
-        raise _failed(error) from error
+        raise failed(error) from error
 
 
 def _under_lock(
@@ -165,7 +165,7 @@ def _under_lock(
             refuse_waiting(root)
         elif read(root) != before:
             raise SurgeryError("another process has gone on with it", next=assumptions.AGAIN)
-        _refuse_other_id(root, plan, before)
+        refuse_other_id(root, plan, before)
         made = [HOME, *there, *(before.directories if before else ())]
         assumptions.check_files_again(root, plan.assumes, listings, made)
         return _commit(root, plan, listings, by, still, before)
@@ -179,7 +179,7 @@ def _cut_off_before(root: Path, plan: Plan, logs: Sequence[Path] | None, by: _By
         return None
     if not by.resume or entry.committed or (entry.id, entry.title) != (plan.id, plan.title):
         refuse_waiting(root)
-    _refuse_foreign(root, logs, entry)
+    refuse_foreign_entry(root, logs, entry)
     return entry
 
 
@@ -227,11 +227,11 @@ def _cut_off(root: Path, entry: Entry, error: BaseException) -> BaseException:
         journal = read(root)
         committed = journal.committed if journal else _finished(root, entry)
         if committed:
-            return _waiting(entry.title, error)
+            return cut_short(entry.title, error)
         _discard(root, entry)
     except (OSError, SurgeryError, KeyboardInterrupt) as second:
-        return _waiting(entry.title, second)
-    return _failed(error) if isinstance(error, OSError) else error
+        return cut_short(entry.title, second)
+    return failed(error) if isinstance(error, OSError) else error
 
 
 def _finished(root: Path, entry: Entry) -> bool:
@@ -246,11 +246,12 @@ def refuse_stale(
     made, or a file of it was changed. `before` is the attempt that it goes on with."""
     known = {expected.file for expected in plan.assumes}
     refuse_foreign(root, logs, plan.edits, "the plan", known)
-    _refuse_other_id(root, plan, before)
+    refuse_other_id(root, plan, before)
     return assumptions.check_files(root, plan.assumes)
 
 
-def _refuse_other_id(root: Path, plan: Plan, before: Entry | None) -> None:
+def refuse_other_id(root: Path, plan: Plan, before: Entry | None = None) -> None:
+    """Raise SurgeryError where another surgery was done since the plan was made."""
     expected = before.id if before else receipts.next_id(root)
     if plan.id != expected:
         raise SurgeryError(
@@ -260,7 +261,8 @@ def _refuse_other_id(root: Path, plan: Plan, before: Entry | None) -> None:
         )
 
 
-def _failed(error: OSError) -> SurgeryError:
+def failed(error: OSError) -> SurgeryError:
+    """What is said of what the system refused before the commit point."""
     if error.errno == errno.EROFS and (
         refusal := assumptions.read_only(Path(error.filename or "/"))
     ):
@@ -273,7 +275,8 @@ def _failed(error: OSError) -> SurgeryError:
     )
 
 
-def _waiting(title: str, error: BaseException) -> InterruptedSurgery:
+def cut_short(title: str, error: BaseException) -> InterruptedSurgery:
+    """What is said of a surgery that `recover` must go on with."""
     if isinstance(error, InterruptedSurgery):
         return error
     reason = str(error) or type(error).__name__
@@ -302,7 +305,7 @@ def recover(root: Path, *, logs: Sequence[Path] | None = (), jobs: int = 8) -> R
         with as_owner(root, edited(steps)), lock.hold(root, f"recover: {title}"):
             return _recover(root, logs, jobs)
     except (OSError, KeyboardInterrupt) as error:
-        raise _waiting(title, error) from error
+        raise cut_short(title, error) from error
 
 
 def _traces(home: Path) -> bool:
@@ -318,7 +321,7 @@ def _recover(root: Path, logs: Sequence[Path] | None, jobs: int) -> Recovery:
     if entry is None:
         staging.remove(root, [f"{HOME}/journal.new"], [])
         return Recovery("nothing")
-    _refuse_foreign(root, logs, entry)
+    refuse_foreign_entry(root, logs, entry)
     # A record that is seen is not yet one that survives a power cut.
     disk.fsync_directory(root / HOME)
     if not entry.committed:
@@ -328,7 +331,7 @@ def _recover(root: Path, logs: Sequence[Path] | None, jobs: int) -> Recovery:
     return Recovery("finished", entry.title, entry.id, entry.steps)
 
 
-def _refuse_foreign(root: Path, logs: Sequence[Path] | None, entry: Entry) -> None:
+def refuse_foreign_entry(root: Path, logs: Sequence[Path] | None, entry: Entry) -> None:
     """Raise InterruptedSurgery when the journal names what no surgery of this run would."""
     try:
         refuse_foreign(root, logs, entry.steps, "the journal")

@@ -19,6 +19,7 @@ from typing import Any
 
 from ckptsurgeon import whole_file
 from ckptsurgeon.plans.edits import Content, Edit, Inverse, Move, Replace, Tail, Truncate
+from ckptsurgeon.remote import reads
 from ckptsurgeon.transaction.assumptions import tail_digest
 from ckptsurgeon.transaction.home import HOME, RECEIPTS, in_attic
 from ckptsurgeon.transaction.inverse import kept_tails
@@ -59,6 +60,8 @@ def document(root: Path, edits: Iterable[Edit]) -> bytes:
                 below = os.path.relpath(path, root / edit.src)
                 name = edit.dst if below == "." else f"{edit.dst}/{below}"
                 known[name] = _known(path, digest=below == ".")
+    if reads.current() is not None:  # there is no copy that keeps the time of its object
+        known = {name: each for name, each in known.items() if each[2]}
     lines = (f"{json.dumps(name)}: {json.dumps(each)}" for name, each in known.items())
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode(errors="backslashreplace")
 

@@ -28,6 +28,7 @@ from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.hints import Hint, again, command, shell
 from ckptsurgeon.plans.record_types import made
+from ckptsurgeon.remote import reads
 from ckptsurgeon.transaction import process
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.worker import as_owner
@@ -39,6 +40,9 @@ PAUSE_S = 0.002
 TOKEN = re.compile(r"[0-9a-f]{16}")
 """How the token of a record is written."""
 
+LEASE_S = 900
+"""In a bucket, seconds by the store's clock after which a lock that was not renewed is worth
+nothing."""
 MAX_BYTES = 1 << 16
 """Bytes of a record: its title is a sentence."""
 
@@ -85,14 +89,15 @@ def holder(root: Path, name: str = LOCK) -> Holder | None:
 def alive(root: Path, name: str = LOCK) -> Holder | None:
     """Who holds a lock now, unless it is a process of this machine that is provably gone."""
     record = holder(root, name)
-    return None if record is None or _stale(record) else record
+    gone = record is None or stale(record) or (reads.age(root / HOME / name) or 0) > LEASE_S
+    return None if gone else record
 
 
 def refuse_held(root: Path) -> None:
     """Raise SurgeryError while another surgery holds the lock."""
     record = alive(root)
     if record is not None:
-        raise _refusal(root / HOME / "lock", record)
+        raise refusal(root / HOME / "lock", record)
 
 
 @contextlib.contextmanager
@@ -103,7 +108,7 @@ def hold(root: Path, title: str, name: str = LOCK) -> Iterator[None]:
     Raises SurgeryError when another surgery holds it, OSError when it can't be written, and
     InterruptedSurgery when it can't be removed."""
     home = root / HOME
-    mine = _myself(title)
+    mine = myself(title)
     root_time = None if home.exists() else root.stat().st_mtime_ns
     try:
         _take(home / name, mine)
@@ -149,10 +154,10 @@ def unlock(root: Path, expected: Holder | None = None) -> str:
 
 
 def _remove_dead(home: Path, record: Holder) -> None:
-    mine = _myself("unlock")
+    mine = myself("unlock")
     private = home / f"lock.{mine.token}"
     try:
-        disk.write_new(private, _encode(mine))
+        disk.write_new(private, encoded(mine))
         if not _break(home / LOCK, record, private):
             raise SurgeryError(
                 f"the lock of {record} is being removed by another process",
@@ -177,14 +182,14 @@ def _take(lock: Path, mine: Holder) -> None:
     private = home / f"{lock.name}.{mine.token}"
     for _ in range(ATTEMPTS):
         record = _read(lock)
-        if record is not None and not _stale(record):
-            raise _refusal(lock, record)
+        if record is not None and not stale(record):
+            raise refusal(lock, record)
         try:
             if not home.is_dir():
                 with contextlib.suppress(FileExistsError):
                     disk.make_directory(home)
             if not private.exists():
-                disk.write_new(private, _encode(mine))
+                disk.write_new(private, encoded(mine))
             if record is not None:
                 _break(lock, record, private)
             elif _claim(lock, private):
@@ -241,7 +246,7 @@ def _break(lock: Path, victim: Holder, private: Path) -> bool:
             claims.append(claim)
             break
         other = _read(claim)
-        if other is None or not _stale(other):
+        if other is None or not stale(other):
             return False
         claims.append(claim)
         heir = other
@@ -270,11 +275,14 @@ def _remove(path: Path) -> None:
             disk.remove_file(path)
 
 
-def _refusal(lock: Path, record: Holder) -> SurgeryError:
+def refusal(lock: Path, record: Holder) -> SurgeryError:
+    """What is said to who comes second."""
     if record.host == os.uname().nodename and record.namespace == process.namespace():
         follow: Hint = "wait until it ends, then run the same command again"
     else:
         follow = command("unlock", why="remove it, once you are sure that nothing runs there")
+    if reads.current() is not None:
+        follow = f"wait until it ends; one that died is forgotten after {LEASE_S // 60} minutes"
     if lock.name == WATCHER:
         follow = shell(["rm", lock], why="once you are sure that nothing runs there")
         return SurgeryError(f"{lock}: another process watches this run: {record}", next=follow)
@@ -284,7 +292,8 @@ def _refusal(lock: Path, record: Holder) -> SurgeryError:
 # --- records -------------------------------------------------------------------------------------
 
 
-def _myself(title: str) -> Holder:
+def myself(title: str) -> Holder:
+    """The record of this process, with a token of its own."""
     return Holder(
         token=os.urandom(8).hex(),
         host=os.uname().nodename,
@@ -298,8 +307,18 @@ def _myself(title: str) -> Holder:
     )
 
 
-def _encode(record: Holder) -> bytes:
+def encoded(record: Holder) -> bytes:
+    """The bytes of a record."""
     return json.dumps(asdict(record)).encode()
+
+
+def decoded(data: bytes) -> Holder:
+    """The record in these bytes. Raises ValueError, TypeError or AttributeError where there is
+    none."""
+    record = made(Holder, json.loads(data))
+    # The token becomes part of a file name, the number of the process goes to the kernel.
+    sound = TOKEN.fullmatch(record.token) and 0 <= record.pid < 1 << 31
+    return record if sound else _UNREADABLE
 
 
 def _read(path: Path) -> Holder | None:
@@ -308,10 +327,7 @@ def _read(path: Path) -> Holder | None:
     An incomplete record is looked at again: without hard links it is not written in one step."""
     for _ in range(10):
         try:
-            record = made(Holder, json.loads(whole_file.read(path, MAX_BYTES, follow=False)))
-            # The token becomes part of a file name, the number of the process goes to the kernel.
-            sound = TOKEN.fullmatch(record.token) and 0 <= record.pid < 1 << 31
-            return record if sound else _UNREADABLE
+            return decoded(whole_file.read(path, MAX_BYTES, follow=False))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, AttributeError, RecursionError):
@@ -331,7 +347,8 @@ def _lives(record: Holder) -> bool:
     return same_boot and record.start > 0 and process.start(record.pid) == record.start
 
 
-def _stale(record: Holder) -> bool:
+def stale(record: Holder) -> bool:
+    """Whether its process is provably gone."""
     if record.host != os.uname().nodename or record.namespace != process.namespace():
         return False
     if record.boot and process.boot() and record.boot != process.boot():

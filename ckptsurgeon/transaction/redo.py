@@ -74,7 +74,7 @@ def redo(
     times = _folder_times(root, steps)
     each(lambda step: _check_tail(root, step, tails), appended, jobs)
     each(lambda step: _silence(root, step), appended, jobs)
-    for group in _groups(steps):
+    for group in groups(steps):
         first = group[0]
         if isinstance(first, Tail):
             _append(root, _only(group, Tail), tails, jobs, done)
@@ -139,7 +139,7 @@ def each(
                 over = True
 
 
-def _groups(steps: Sequence[Step]) -> Iterator[list[Step]]:
+def groups(steps: Sequence[Step]) -> Iterator[list[Step]]:
     """Neighbours of one kind. A file that is replaced twice stands alone each time."""
     names = Counter(step.file for step in steps if isinstance(step, Replace))
 

@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -91,29 +91,29 @@ def proxy(server: str) -> Iterator[Proxy]:
                 self.pass_on(body, half=fault == "cut")
 
         def pass_on(self, body: bytes, half: bool) -> None:
-            connection = http.client.HTTPConnection(behind.hostname or "", behind.port)
-            connection.putrequest(
-                self.command, self.path, skip_host=True, skip_accept_encoding=True
-            )
-            for name, value in self.headers.items():
-                if name.lower() not in HOP:
-                    connection.putheader(name, value)
-            connection.endheaders(body)
-            answer = connection.getresponse()
-            data = answer.read()
-            self.send_response_only(answer.status, answer.reason)
-            for name, value in answer.getheaders():
-                if name.lower() not in (*HOP, "content-length"):
-                    self.send_header(name, value)
-            length = answer.getheader("Content-Length") if self.command == "HEAD" else None
-            self.send_header("Content-Length", length or str(len(data)))
-            self.end_headers()
-            data = data[: len(data) // 2] if half and len(data) > 1 else data
-            self.wfile.write(data)
-            with made.lock:
-                made.sent += len(data)
-            self.close_connection = self.close_connection or half
-            connection.close()
+            behind_it = http.client.HTTPConnection(behind.hostname or "", behind.port)
+            with closing(behind_it) as connection:  # a killed client must leave none open
+                connection.putrequest(
+                    self.command, self.path, skip_host=True, skip_accept_encoding=True
+                )
+                for name, value in self.headers.items():
+                    if name.lower() not in HOP:
+                        connection.putheader(name, value)
+                connection.endheaders(body)
+                answer = connection.getresponse()
+                data = answer.read()
+                self.send_response_only(answer.status, answer.reason)
+                for name, value in answer.getheaders():
+                    if name.lower() not in (*HOP, "content-length"):
+                        self.send_header(name, value)
+                length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+                self.send_header("Content-Length", length or str(len(data)))
+                self.end_headers()
+                data = data[: len(data) // 2] if half and len(data) > 1 else data
+                self.wfile.write(data)
+                with made.lock:
+                    made.sent += len(data)
+                self.close_connection = self.close_connection or half
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
 

@@ -37,10 +37,10 @@ def another(root: Path) -> Iterator[tuple[str, int]]:
 
 def leave(root: Path, **other: Any) -> lock.Holder:
     """A lock record that differs from one of this process in `other`."""
-    record = dataclasses.replace(lock._myself("rollback 300 → 200"), **other)
+    record = dataclasses.replace(lock.myself("rollback 300 → 200"), **other)
     home = root / HOME
     home.mkdir(exist_ok=True)
-    (home / "lock").write_bytes(lock._encode(record))
+    (home / "lock").write_bytes(lock.encoded(record))
     return record
 
 
