@@ -266,8 +266,8 @@ def live(engine: Any) -> Any:
     return inner
 
 
-def train(engine: Any, steps: int) -> list[list[float]]:
-    """The rates that each of `steps` updates used, by param group."""
+def train(engine: Any, steps: int, losses: list[float] | None = None) -> list[list[float]]:
+    """The rates that each of `steps` updates used, by param group; their losses go to `losses`."""
     import torch
 
     rates: list[list[float]] = []
@@ -280,6 +280,8 @@ def train(engine: Any, steps: int) -> list[list[float]]:
         engine.backward(loss)
         rates.append([float(group["lr"]) for group in live(engine).param_groups])
         engine.step()
+        if losses is not None:
+            losses.append(float(loss.detach()))
     return rates
 
 
@@ -303,13 +305,15 @@ def make(root: Path, options: Options, steps: int = 6) -> None:
 
 
 def resume(root: Path, options: Options, steps: int = 3) -> dict[str, Any]:
-    """What a new engine holds after it has loaded `latest`, and the rates of its next updates."""
+    """What a new engine holds after it has loaded `latest`, and the rates and losses of its next
+    updates."""
     engine = build(options)
     loaded, state = engine.load_checkpoint(str(root))
     assert loaded is not None
     held = effective(engine)
     held["consumed_samples"] = state["args"].consumed_train_samples if "args" in state else None
-    held["rates"] = train(engine, steps)
+    held["losses"] = []
+    held["rates"] = train(engine, steps, held["losses"])
     return held
 
 
@@ -374,7 +378,8 @@ def process_group() -> Iterator[None]:
 def launched(
     what: str, root: Path, options: Options, ranks: int = 2, steps: int = 6
 ) -> list[dict[str, Any]]:
-    """`make` or `resume` on several ranks; what each rank holds, in rank order."""
+    """`make` or `resume` on several ranks, with so many updates; what each rank holds, in rank
+    order."""
     words = (what, root, json.dumps(asdict(options)), steps)
     done = run_module("tests.support.deepspeed_engine", *words, ranks=ranks)
     lines = [line for line in done.stdout.splitlines() if line.startswith("HELD: ")]
@@ -389,7 +394,7 @@ def main() -> None:
     if what == "make":
         make(root, options, int(sys.argv[4]))
     else:
-        held = distributed.gather(resume(root, options))
+        held = distributed.gather(resume(root, options, int(sys.argv[4])))
         if distributed.rank() == 0:  # two ranks' lines would be mixed
             print(f"\nHELD: {json.dumps(held)}", flush=True)
     distributed.finish()
