@@ -148,3 +148,17 @@ def test_experts_of_groups_that_do_not_say_their_ranks_are_refused(tmp_path: Pat
         torch.save(tree, file)
     with pytest.raises(SurgeryError, match="numbers the states of experts, and does not say which"):
         transplanted(run, source, ORDER)
+
+
+def test_experts_of_auto_ep_are_refused_by_name(tmp_path: Path) -> None:
+    """ZeRO 3 has no others: DeepSpeed does not train its own layers of experts there."""
+    with pytest.raises(AssertionError, match="not supported with ZeRO Stage 3"):
+        make(tmp_path / "three", replace(ONE, stage=3), 1)
+    source, run = tmp_path / "source", tmp_path / "run"
+    for root, steps in ((source, STEP), (run, 1)):
+        make(root, replace(ONE, stage=1), steps)
+    (file,) = source.glob("*/mp_rank_00_model_states.pt")
+    tree = torch.load(file, weights_only=False)
+    torch.save({**tree, "ds_autoep_layers": [{"moe_layer_id": 0, "num_experts": 2}]}, file)
+    with pytest.raises(SurgeryError, match="has experts of DeepSpeed's AutoEP"):
+        transplanted(run, source)

@@ -38,6 +38,12 @@ UNIVERSAL = "universal"
 
 def parts(checkpoint: DeepSpeedShards) -> list[Part]:
     """Every stretch of every parameter. Raises SurgeryError where it is not known whose it is."""
+    if any(tree.get("ds_autoep_layers") for tree in checkpoint.models().values()):
+        raise SurgeryError(
+            f"{checkpoint.path.name} has experts of DeepSpeed's AutoEP, whose names and cuts are "
+            "not known here",
+            next="only operations on moments as a whole work here: reset, graft",
+        )
     if experts.files(checkpoint):
         refuse_universal(checkpoint)
     if experts.files(checkpoint) and not experts.are_known(checkpoint):
