@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -282,11 +282,21 @@ def _unlike(run: Run, wanted: Promise, made: Promise) -> Iterator[str]:
         if old is None:
             unsaid += [f"{name} {new}"] if name not in COUNTERS else []  # which `numbers` says
             continue
-        how = run.format.advise(name, old)
         here = "is not kept here" if new is None else f"is {new} here"
-        yield f"{name} is {old} in the source and {here}: {how}"
+        yield f"{name} is {old} in the source and {here}: {_set_by(run, name, old, made)}"
     if unsaid:
         yield f"as the new trainer has it, for the source does not say: {', '.join(unsaid)}"
+
+
+def _set_by(run: Run, name: str, value: Any, made: Promise) -> str:
+    """What makes the new trainer use a value that the step can't hold."""
+    if name == "skip":
+        how = run.format.advise_skip(value)
+        words = [f"{first}-{last}" for first, last in value]
+        return how if isinstance(how, str) else f"{command('skip', *words)} says what can be done"
+    if name == "loss_scale" and made.loss_scale == 1.0:
+        return "without fp16 there is none"
+    return run.format.advise(name, value)
 
 
 ELSEWHERE = ("groups", "settings", "optimizer")
