@@ -16,6 +16,7 @@ from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import copies
+from ckptsurgeon.formats.layout import Paged
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations import parameter_names
 from ckptsurgeon.operations.computed_changes import sources_of, with_copies
@@ -174,6 +175,13 @@ class Transplant(Section):
             )
         settings, sentences = numbers(run, checkpoint, donor, tensors, self.settings == SOURCE)
         changes += settings
+        inside = isinstance(run.format, Paged) and run.format.numbers_inside
+        if inside and not checkpoint.locate("iteration"):
+            raise SurgeryError(
+                f"{checkpoint.path.name} is of a trainer that counts its updates in a place which "
+                f"no surgery writes, and would go on from step {checkpoint.step}",
+                next="fill a step of a trainer that is not on Lightning: docs/transplant.md",
+            )
         changes += _renamed(run, checkpoint, donor.state().step)
         if not checkpoint.locate("iteration") and not any(isinstance(c, NewStep) for c in changes):
             raise SurgeryError(
