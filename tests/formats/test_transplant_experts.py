@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.recipe.file import from_data
+from tests.support.dcp_tensors import tensors
 from tests.support.launch import run_module
 from tests.support.snapshot import snapshot
 
@@ -25,6 +24,7 @@ pytestmark = [
 pytest.importorskip("megatron.core")
 
 STEP, MORE = 4, 5
+SAVED = f"iter_{STEP:07d}"
 KINDS = {
     "one rank": (), "two ranks": ("--expert-ranks", "2"), "two stages": ("--stages", "2"),
 }  # fmt: skip
@@ -72,22 +72,6 @@ def filled(run: Path, source: Path) -> None:
     assert look.verify(Run.open(run), level=4).findings == ()
 
 
-def tensors(root: Path) -> dict[str, torch.Tensor]:
-    """Every one of the step, whole, as torch.distributed.checkpoint joins it."""
-    reader = dcp.FileSystemReader(root / f"iter_{STEP:07d}")
-    found = _load_state_dict_from_keys(storage_reader=reader)
-    flat: dict[str, torch.Tensor] = {}
-
-    def walk(tree: object, at: str) -> None:
-        if isinstance(tree, torch.Tensor):
-            flat[CHAINED.sub("", at)] = tree
-        for key, value in tree.items() if isinstance(tree, dict) else ():
-            walk(value, f"{at}.{key}")
-
-    walk(found, "")
-    return flat
-
-
 @pytest.mark.parametrize(("source", "target"), MOVES)
 def test_the_next_losses_are_those_of_the_source(
     runs: Path, tmp_path: Path, source: str, target: str
@@ -96,7 +80,10 @@ def test_the_next_losses_are_those_of_the_source(
     run = tmp_path / "run"
     shutil.copytree(runs / f"fresh {target}", run)
     filled(run, runs / source)
-    known, found = tensors(runs / source), tensors(run)
+    known, found = (
+        {CHAINED.sub("", name): tensor for name, tensor in tensors(root / SAVED).items()}
+        for root in (runs / source, run)
+    )
     assert known.keys() == found.keys() and any("experts" in name for name in known)
     assert [name for name in known if not torch.equal(known[name], found[name])] == []
     wanted = {int(k): v for k, v in json.loads((runs / f"{source}.json").read_text()).items()}
