@@ -19,7 +19,8 @@ from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.plans.edits import Computed
 from ckptsurgeon.recipe.file import from_data
-from tests.support.deepspeed_engine import Options, build, launched, make, process_group, resume
+from tests.support.deepspeed_engine import Options, build, launched, process_group, resume
+from tests.support.saved_engines import saved
 from tests.support.snapshot import exact_snapshot, snapshot
 from tests.support.universal import convert
 
@@ -31,15 +32,6 @@ BF16 = Options(dtype="bf16")
 def alone() -> Iterator[None]:
     with process_group():
         yield
-
-
-def saved(root: Path, options: Options, ranks: int = 1, steps: int = STEP) -> Path:
-    """A run of one saved step."""
-    if ranks == 1:
-        make(root, options, steps)
-    else:
-        launched("make", root, options, ranks, steps)
-    return root
 
 
 def transplanted(run: Path, source: Path, **more: Any) -> Plan:

@@ -14,6 +14,7 @@ from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.support.deepspeed_engine import Options, launched, make, process_group, resume
+from tests.support.saved_engines import saved
 from tests.support.snapshot import snapshot
 
 STEP = 6
@@ -93,9 +94,9 @@ def test_each_rank_gets_its_expert_and_gives_it_back(
     tmp_path: Path, stage: int, target: int
 ) -> None:
     roots = {name: tmp_path / name for name in ("source", "two", "back")}
-    make(roots["source"], replace(ONE, stage=stage), STEP)
-    make(roots["back"], replace(ONE, stage=stage), 1)
-    launched("make", roots["two"], replace(TWO, stage=target), 2, 1)
+    saved(roots["source"], replace(ONE, stage=stage))
+    saved(roots["back"], replace(ONE, stage=stage), steps=1)
+    saved(roots["two"], replace(TWO, stage=target), 2, 1)
     order = () if stage and target else ORDER
     transplanted(roots["two"], roots["source"], order)
     whole = moments(roots["source"], 0, () if stage else ORDER)
@@ -121,12 +122,8 @@ def test_the_next_losses_are_those_of_the_source(tmp_path: Path, stage: int, tar
     for options, ranks, order in ((ONE, 1, ORDER), (TWO, 2, OF_TWO)):
         source, run = (tmp_path / f"{name}-{ranks}" for name in ("source", "run"))
         own, other = replace(options, stage=stage), replace(options, stage=target)
-        if ranks == 1:
-            make(source, own, STEP)
-            make(run, other, 1)
-        else:
-            launched("make", source, own, ranks, STEP)
-            launched("make", run, other, ranks, 1)
+        saved(source, own, ranks)
+        saved(run, other, ranks, 1)
         transplanted(run, source, () if stage and target else order)
         held = [
             [resume(root, used, 5)] if ranks == 1 else launched("resume", root, used, ranks, 5)
@@ -140,7 +137,7 @@ def test_the_next_losses_are_those_of_the_source(tmp_path: Path, stage: int, tar
 def test_experts_of_groups_that_do_not_say_their_ranks_are_refused(tmp_path: Path) -> None:
     source, run = tmp_path / "source", tmp_path / "run"
     for root, steps in ((source, STEP), (run, 1)):
-        make(root, replace(ONE, stage=0), steps)
+        saved(root, replace(ONE, stage=0), steps=steps)
     for file in (*source.glob("*/expp_rank_*"), *source.glob("*/mp_rank_*")):
         tree = torch.load(file, weights_only=False)
         for group in tree["optimizer"]["param_groups"]:
@@ -156,7 +153,7 @@ def test_experts_of_auto_ep_are_refused_by_name(tmp_path: Path) -> None:
         make(tmp_path / "three", replace(ONE, stage=3), 1)
     source, run = tmp_path / "source", tmp_path / "run"
     for root, steps in ((source, STEP), (run, 1)):
-        make(root, replace(ONE, stage=1), steps)
+        saved(root, replace(ONE, stage=1), steps=steps)
     (file,) = source.glob("*/mp_rank_00_model_states.pt")
     tree = torch.load(file, weights_only=False)
     torch.save({**tree, "ds_autoep_layers": [{"moe_layer_id": 0, "num_experts": 2}]}, file)
