@@ -99,7 +99,17 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
+SAME = (
+    "zero1-to-zero2", "zero2-to-zero3-bf16", "zero3-to-zero1-bf16", "zero1-to-zero0",
+    "zero0-to-zero3",
+)  # fmt: skip
+"""Those whose arithmetic is the same: their losses are compared as well."""
+BY_NIGHT = (*SAME, "fp32-to-bf16", "fp32-to-fp16")
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] if name in BY_NIGHT else []) for name in PAIRS
+])  # fmt: skip
 def test_each_tensor_is_what_deepspeed_itself_makes_of_the_source(
     tmp_path: Path, name: str
 ) -> None:
@@ -121,13 +131,6 @@ def test_each_tensor_is_what_deepspeed_itself_makes_of_the_source(
     assert held["consumed_samples"] == promise.consumed_samples == STEP * 2
     surgery.apply(Run.open(run), surgery.plan_undo(Run.open(run)))
     assert snapshot(run) == before
-
-
-SAME = (
-    "zero1-to-zero2", "zero2-to-zero3-bf16", "zero3-to-zero1-bf16", "zero1-to-zero0",
-    "zero0-to-zero3",
-)  # fmt: skip
-"""Those whose arithmetic is the same."""
 
 
 @pytest.mark.parametrize("name", SAME)
