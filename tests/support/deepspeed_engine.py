@@ -83,6 +83,9 @@ def _model(kind: str) -> Any:
         return _wide(kind)
     if kind.endswith("words"):
         return _words(20 if kind == "more words" else 12)
+    if kind.startswith("sized"):
+        one, two = map(int, kind.split("-")[1:])
+        return nn.Sequential(nn.Linear(8, one), nn.LayerNorm(one), nn.Linear(one, two))
     deeper = [nn.Linear(8, 8)] if kind == "deeper" else []
     return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), *deeper)
 
