@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ckptsurgeon import Run, plan, surgery
@@ -20,7 +20,9 @@ from tests.support.dcp_tensors import tensors
 from tests.support.deepspeed_engine import Options, launched, make, process_group
 from tests.support.generated_dcp import written
 from tests.support.launch import run_module
+from tests.support.universal import convert
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of the libraries' own making
 STEP = 5
 
 
@@ -69,9 +71,21 @@ def of_engine(root: Path) -> dict[tuple[Any, ...], torch.Tensor]:
     return out
 
 
+def joined(root: Path) -> dict[tuple[Any, ...], torch.Tensor]:
+    """Masters and moments of ZeRO 3 as DeepSpeed's own converter joins them."""
+    files = sorted((convert(root, STEP) / "zero").glob("*/*.pt"))
+    found = {(file.parent.name, file.name): torch.load(file, weights_only=False) for file in files}
+    return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)} | {
+        name: each["param"] for name, each in found.items()
+        if isinstance(each, dict) and isinstance(each.get("param"), torch.Tensor)
+    }  # fmt: skip
+
+
 WIDTHS = st.tuples(st.integers(1, 9), st.integers(1, 9))
 STAGES = st.integers(1, 3)
 ZEROS = st.builds(Zero, STAGES, st.integers(1, 2), st.sampled_from(["fp32", "bf16"]))
+PHASES = [Phase.generate]
+"""Each example trains: smaller ones of a failure are not looked for."""
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 DENSITY = [pytest.param(3, id="thin"), pytest.param(25, id="dense", marks=pytest.mark.slow)]
 
@@ -81,7 +95,7 @@ def test_between_stages_and_ranks_of_zero(examples: int) -> None:
     """Of one precision: weights of another one are rounded."""
 
     @given(WIDTHS, ZEROS, STAGES, st.integers(1, 2))
-    @settings(max_examples=examples, deadline=None, suppress_health_check=QUIET)
+    @settings(max_examples=examples, deadline=None, suppress_health_check=QUIET, phases=PHASES)
     def holds(widths: tuple[int, int], own: Zero, stage: int, ranks: int) -> None:
         model = f"sized-{widths[0]}-{widths[1]}"
         with TemporaryDirectory() as place:
@@ -90,7 +104,8 @@ def test_between_stages_and_ranks_of_zero(examples: int) -> None:
             there = engine(folder / "there", Zero(stage, ranks, own.dtype), model, 1)
             back = engine(folder / "back", own, model, 1)
             filled(back, filled(there, source))
-            known, found = of_engine(source), of_engine(back)
+            how = joined if own.stage == 3 else of_engine  # whose shards end with padding
+            known, found = how(source), how(back)
         assert known.keys() == found.keys() and known
         assert [path for path in known if not torch.equal(known[path], found[path])] == []
 
@@ -114,7 +129,7 @@ def test_between_cuts_and_ranks_of_torchtitan_and_zero(examples: int) -> None:
     """From three ranks to one, or to an engine of ZeRO, and to three ranks with other cuts."""
 
     @given(st.data(), WIDTHS, STAGES | st.none())
-    @settings(max_examples=examples, deadline=None, suppress_health_check=QUIET)
+    @settings(max_examples=examples, deadline=None, suppress_health_check=QUIET, phases=PHASES)
     def holds(data: st.DataObject, widths: tuple[int, int], stage: int | None) -> None:
         one, two = widths
         shapes = {
