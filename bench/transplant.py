@@ -1,8 +1,10 @@
 """`transplant` of a ZeRO-1 step into two data ranks, and into two tensor ranks that cut each matrix
-along axis 1: against `cp` of the same bytes, and against DeepSpeed's own `ds_to_universal`.
+along axis 1: against `cp` of the same bytes, against DeepSpeed's own `ds_to_universal`, and against
+a script that loads both steps, copies by name and saves.
 
 Each is a process of its own, with the source dropped from the page cache before it. As a script, it
-builds the runs or converts the source: python -m bench.transplant build|universal|ranks ROOT [SIZE]
+builds the runs, converts the source or goes by state dicts:
+python -m bench.transplant build|universal|dicts|ranks ROOT [SIZE]
 
 Then a step of 10,000 small ZeRO-1 shards becomes one of 8,000, and one of a tenth of both: what a
 shard costs must not grow with their number.
@@ -16,8 +18,9 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from bench.process import forget, python
 from bench.row import Row, ratio
@@ -58,6 +61,8 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
             shutil.copytree(root / f"{name}-kept", run)
     forget(source)
     universal = python("bench.transplant", "universal", root / "source")
+    forget(source)
+    dicts = python("bench.transplant", "dicts", root)
     shutil.rmtree(root)
     once = statistics.median(copied)
     medians = {name: statistics.median(seconds) for name, seconds in ours.items()}
@@ -74,6 +79,8 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
         Row("transplant: largest receipt", max(receipts) / 1000, "kB"),
         ratio("transplant: ds_to_universal / ours", universal.seconds / medians["data"],
               note=f"{universal.seconds:.1f} s and {universal.peak_mb:,.0f} MB, as typed"),
+        ratio("transplant: load, state_dict, save / ours", dicts.seconds / medians["data"],
+              note=f"{dicts.seconds:.1f} s and {dicts.peak_mb:,.0f} MB, torch's import too"),
     ]  # fmt: skip
 
 
@@ -193,9 +200,41 @@ def universal(root: Path) -> None:
     )  # fmt: skip
 
 
+def dicts(root: Path) -> None:
+    """By hand, into the two data ranks: both steps are loaded, what has the same name is copied,
+    and the files are saved and synced."""
+    import torch
+
+    (model,) = (root / "source" / f"global_step{STEP}").glob("mp_rank_*")
+    (shard,) = (root / "source" / f"global_step{STEP}").glob("*optim_states.pt")
+    weights, whole = (torch.load(file, weights_only=False) for file in (model, shard))
+    known = {name: pieces for name, *pieces in _named(whole)}
+    for file in (root / "data").glob("global_step*/*.pt"):
+        state = torch.load(file, weights_only=False)
+        if "module" in state:
+            state["module"] = weights["module"]
+        else:
+            for name, *pieces in _named(state):
+                for mine, its in zip(pieces, known[name], strict=True):
+                    mine.copy_(its)
+        torch.save(state, file)
+        subprocess.run(["sync", file], check=True)
+
+
+def _named(shard: Any) -> Iterator[tuple[Any, ...]]:
+    """Each name of an optimizer shard with its pieces of master and moments."""
+    outer = shard["optimizer_state_dict"]
+    state = outer["base_optimizer_state"]["state"][0]
+    flats = outer["single_partition_of_fp32_groups"][0], state["exp_avg"], state["exp_avg_sq"]
+    for name, at in outer["param_slice_mappings"][0].items():
+        yield (name, *(flat[at.start : at.start + at.numel] for flat in flats))
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "build":
         build(Path(sys.argv[2]), float(sys.argv[3]))
+    elif sys.argv[1] == "dicts":
+        dicts(Path(sys.argv[2]))
     elif sys.argv[1] == "ranks":
         ranks(Path(sys.argv[2]), int(sys.argv[3]))
     else:

@@ -23,6 +23,8 @@ class Advice:
         seed, optimizer), which its checkpoints do not decide."""
         if key == "optimizer":
             return f"start the trainer with the new optimizer and {self.fresh_optimizer}"
+        if key == "consumed_samples":
+            return f"let its data begin with sample {value}"
         if key not in self.options:
             return f"set {key} to {value} where the trainer is started"
         return f"relaunch the trainer with {self.options[key]} {value}"

@@ -191,6 +191,15 @@ class CountsMore(Capability, ABC):
         """Every place of each, with its name."""
 
 
+class NumbersByRank(Capability, ABC):
+    """The optimizer of a rank numbers what that rank has. In others a number stands for one
+    parameter."""
+
+    @abstractmethod
+    def names_in(self, file: Path, order: Sequence[str]) -> list[str]:
+        """The names of what the optimizer in `file` numbers, of those in the order of all."""
+
+
 class HasMoreWeights(Capability, ABC):
     """It has weights that are none of `parts`: which no update reaches, or for other readers."""
 
@@ -271,3 +280,9 @@ def digests(checkpoint: Checkpoint) -> Mapping[Path, str]:
     """What the trainer saved of its files; see `HasDigests`."""
     able = HasDigests.optional(checkpoint)
     return {} if able is None else able.digests()
+
+
+def names_in(checkpoint: Checkpoint, file: Path, order: Sequence[str]) -> Sequence[str]:
+    """The names of what the optimizer in `file` numbers; see `NumbersByRank`."""
+    able = NumbersByRank.optional(checkpoint)
+    return order if able is None else able.names_in(file, order)

@@ -134,6 +134,12 @@ class CleansUp(ABC):
 class Paged(ABC):
     """A format that a page describes."""
 
+    @property
+    @abstractmethod
+    def numbers_inside(self) -> bool:
+        """Whether the number of a step is in a file, for readers alone: its trainer counts anew
+        whatever the files are called."""
+
     @abstractmethod
     def nameless(self, run: Path) -> str:
         """Why a file that could be a step by its name is none, in a sentence; "" without such."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part
 from ckptsurgeon.formats.capabilities import alike
 from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter, by_parameter
@@ -21,6 +20,7 @@ from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.operations.computed_changes import (
     change,
     new_weights,
+    refuse_numberless,
     refuse_other_states,
     refuse_second_copies,
     refuse_weightless,
@@ -35,7 +35,6 @@ from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.arithmetic import ITEM
 
 Parameters = Mapping[Parameter, Kinds]
 
@@ -152,7 +151,7 @@ class Average(Section):
         refuse_weightless(checkpoint, own)
         refuse_second_copies(run, checkpoint, mine)
         if self.moments == "average":
-            _refuse_codes(checkpoint)
+            refuse_numberless(checkpoint, "averaged", "moments: last, or zero")
             refuse_other_states(checkpoint, "moments: last, or zero")
         all_parts = [own if o is checkpoint else by_parameter(o.parts()) for o in opened]
         for other, theirs in zip(opened, all_parts, strict=True):
@@ -181,16 +180,6 @@ class Average(Section):
             return every, []
         reset, warnings = Reset(reset=["moments"]).changes(run, recipe, checkpoint)
         return [*every, *reset], warnings
-
-
-def _refuse_codes(checkpoint: Checkpoint) -> None:
-    """Raise SurgeryError for moments that are kept as codes, which have no mean."""
-    for place in (place for kind in MOMENTS for place in checkpoint.locate(kind)):
-        if isinstance(place.value, Tensor) and place.value.dtype not in ITEM:
-            raise SurgeryError(
-                f"{place.file.name}: the moments are {place.value.dtype}, which can't be averaged",
-                next="moments: last, or zero",
-            )
 
 
 def _refuse_other_layout(step: int, own: Parameters, other_step: int, other: Parameters) -> None:

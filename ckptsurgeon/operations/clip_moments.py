@@ -17,6 +17,7 @@ from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import (
     change,
     matching,
+    refuse_numberless,
     refuse_other_states,
     source,
     with_copies,
@@ -84,6 +85,7 @@ class ClipMoments(Section):
         return [f"clip exp_avg_sq at {limit}{f' ({self.params})' if self.params else ''}"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        refuse_numberless(checkpoint, "clipped", command("reset", "moments"))
         known = by_parameter(checkpoint.parts())
         having = {name: kinds for name, kinds in known.items() if "exp_avg_sq" in kinds}
         if not having:

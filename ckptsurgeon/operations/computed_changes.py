@@ -9,7 +9,7 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import expressions
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.pickles.tree import Object
+from ckptsurgeon.files.pickles.tree import Object, Tensor
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.formats.optimizers.roles import ROLES
@@ -81,6 +81,17 @@ def refuse_codes(checkpoint: Checkpoint, next: Hint) -> None:
             raise SurgeryError(
                 f"{each.file.name}: {recognise(each, checkpoint.known).name} keeps its moments in "
                 f"{', '.join(codes)}, as codes of fewer bits do, which are neither read nor filled",
+                next=next,
+            )
+
+
+def refuse_numberless(checkpoint: Checkpoint, what: str, next: Hint) -> None:
+    """Raise SurgeryError for moments that are kept as codes, which can't be `what`: averaged,
+    scaled, clipped."""
+    for place in (place for kind in MOMENTS for place in checkpoint.locate(kind)):
+        if isinstance(place.value, Tensor) and place.value.dtype not in ITEM:
+            raise SurgeryError(
+                f"{place.file.name}: the moments are {place.value.dtype}, which can't be {what}",
                 next=next,
             )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, Part
-from ckptsurgeon.formats.capabilities import NamesGroups
+from ckptsurgeon.formats.capabilities import NamesGroups, names_in
 from ckptsurgeon.formats.fields.values import NUMBER
 from ckptsurgeon.formats.tensors.blocks import Kinds, by_name
 from ckptsurgeon.hints import again
@@ -84,35 +84,44 @@ def with_names(checkpoint: Checkpoint, parts: list[Part], order: Sequence[str]) 
     """The parts by name. Raises SurgeryError for moments whose parameters have no names: numbers
     run over the groups of one optimizer, and in another one they are those of others."""
     if order:
-        parts = _with_names(parts, order, checkpoint.path.name)
+        parts = _with_names(checkpoint, parts, order)
     found = by_name(parts)
-    numbered = [name for name in found if name.startswith(NUMBER)]
-    if numbered:
+    nameless = [name for name in found if name.startswith(NUMBER)]
+    if nameless:
         raise SurgeryError(
             f"{checkpoint.path.name} numbers the states of its optimizer, and does not say which "
-            f"parameter {numbered[0].removeprefix(NUMBER)} is",
+            f"parameter {nameless[0].removeprefix(NUMBER)} is",
             next=again("--order", "FILE", why=f"their names, one a line: {PAGE}"),
         )
     return found
 
 
-def _with_names(parts: Sequence[Part], order: Sequence[str], where: str) -> list[Part]:
+def _with_names(checkpoint: Checkpoint, parts: Sequence[Part], order: Sequence[str]) -> list[Part]:
     """The parts, with the names that `order` has for numbers. Raises SurgeryError where a number
     has none, or another size than the weights of that name."""
     weights: dict[str, list[Part]] = {}
     for part in parts:
         if part.kind == "weights":
             weights.setdefault(part.parameter, []).append(part)
-    return [_name(part, order, weights, where) for part in parts]
+    orders: dict[Path, Sequence[str]] = {}
+    out = []
+    for part in parts:
+        digits, file = part.parameter.removeprefix(NUMBER), part.place.file
+        if part.parameter.startswith(NUMBER) and digits.isdigit():
+            if file not in orders:
+                orders[file] = names_in(checkpoint, file, order)
+            part = _named(part, int(digits), orders[file], weights, checkpoint.path.name)
+        out.append(part)
+    return out
 
 
-def _name(
-    part: Part, order: Sequence[str], weights: Mapping[str, Sequence[Part]], where: str
+def _named(
+    part: Part,
+    number: int,
+    order: Sequence[str],
+    weights: Mapping[str, Sequence[Part]],
+    where: str,
 ) -> Part:
-    digits = part.parameter.removeprefix(NUMBER)
-    if not part.parameter.startswith(NUMBER) or not digits.isdigit():
-        return part
-    number = int(digits)
     name = order[number] if number < len(order) else ""
     own = weights.get(name, ())
     if len(own) == 1 and own[0].end - own[0].start == part.end:
@@ -137,8 +146,9 @@ def of_groups(
     out = {}
     for place in checkpoint.settings(key) if order else ():
         numbers = checkpoint.value(place.file, checkpoint.beside(place, "params"))
+        names = names_in(checkpoint, place.file, order)
         if isinstance(numbers, (list, tuple)) and all(
-            isinstance(number, int) and number < len(order) for number in numbers
+            isinstance(number, int) and number < len(names) for number in numbers
         ):
-            out[place.file, place.path] = tuple(order[number] for number in numbers)
+            out[place.file, place.path] = tuple(names[number] for number in numbers)
     return out

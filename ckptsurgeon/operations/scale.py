@@ -21,6 +21,7 @@ from ckptsurgeon.operations.computed_changes import (
     change,
     matching,
     new_weights,
+    refuse_numberless,
     refuse_other_states,
     refuse_second_copies,
     refuse_weightless,
@@ -112,6 +113,8 @@ class Scale(Section):
         named = {name: kinds for name, kinds in known.items() if kinds.keys() & set(of_weights)}
         nameless = any("exp_avg" in known[name] for name in known.keys() - named.keys())
         having = any("exp_avg" in kinds for kinds in named.values())
+        if self.moments == "scale":
+            refuse_numberless(checkpoint, "scaled", "moments: keep, or zero")
         if self.moments == "scale" and (nameless or not having):
             raise SurgeryError(
                 "the moments of this checkpoint have no names, so those of some parameters can't "

@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import copies
+from ckptsurgeon.formats.layout import Paged
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations import parameter_names
 from ckptsurgeon.operations.computed_changes import sources_of, with_copies
@@ -174,6 +175,13 @@ class Transplant(Section):
             )
         settings, sentences = numbers(run, checkpoint, donor, tensors, self.settings == SOURCE)
         changes += settings
+        inside = isinstance(run.format, Paged) and run.format.numbers_inside
+        if inside and not checkpoint.locate("iteration"):
+            raise SurgeryError(
+                f"{checkpoint.path.name} is of a trainer that counts its updates in a place which "
+                f"no surgery writes, and would go on from step {checkpoint.step}",
+                next="fill a step of a trainer that is not on Lightning: docs/transplant.md",
+            )
         changes += _renamed(run, checkpoint, donor.state().step)
         if not checkpoint.locate("iteration") and not any(isinstance(c, NewStep) for c in changes):
             raise SurgeryError(
@@ -282,11 +290,21 @@ def _unlike(run: Run, wanted: Promise, made: Promise) -> Iterator[str]:
         if old is None:
             unsaid += [f"{name} {new}"] if name not in COUNTERS else []  # which `numbers` says
             continue
-        how = run.format.advise(name, old)
         here = "is not kept here" if new is None else f"is {new} here"
-        yield f"{name} is {old} in the source and {here}: {how}"
+        yield f"{name} is {old} in the source and {here}: {_set_by(run, name, old, made)}"
     if unsaid:
         yield f"as the new trainer has it, for the source does not say: {', '.join(unsaid)}"
+
+
+def _set_by(run: Run, name: str, value: Any, made: Promise) -> str:
+    """What makes the new trainer use a value that the step can't hold."""
+    if name == "skip":
+        how = run.format.advise_skip(value)
+        words = [f"{first}-{last}" for first, last in value]
+        return how if isinstance(how, str) else f"{command('skip', *words)} says what can be done"
+    if name == "loss_scale" and made.loss_scale == 1.0:
+        return "without fp16 there is none"
+    return run.format.advise(name, value)
 
 
 ELSEWHERE = ("groups", "settings", "optimizer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.conftest import Trained
 from tests.faults.inject import KILLED
 from tests.faults.surgeries import scenarios
 from tests.faults.sweep import faults, faults_in_recovery, reports
+from tests.support.deepspeed_engine import Options, make, process_group
 
 AVERAGE = {"average": {"last": 2}, "tensorboard": {"note": False}}
 PRECISION = {"precision": {"to": "bf16"}, "tensorboard": {"note": False}}
@@ -69,7 +71,11 @@ def test_another_precision_is_before_or_after(trained: Trained, every: int) -> N
     assert sum(report.points for report in found) >= 40 // every
 
 
-@pytest.mark.parametrize("every", DENSITY)
+EVERY = [pytest.param(6, id="thin"), pytest.param(1, id="dense", marks=pytest.mark.slow)]
+"""`make nightly` tries every call, `make test` every sixth."""
+
+
+@pytest.mark.parametrize("every", EVERY)
 def test_a_transplant_is_before_or_after(trained: Trained, tmp_path: Path, every: int) -> None:
     """The step that `latest` names is the old one or the new one, whole; the event files, too."""
     source = trained(zero=1, dtype="bf16").rename(tmp_path / "source")
@@ -82,19 +88,37 @@ def test_a_transplant_is_before_or_after(trained: Trained, tmp_path: Path, every
         "transplant": {"source": str(source), "step": 8, "logs": True},
         "tensorboard": {"note": False},
     }  # fmt: skip
+    _refuse_mixes(original, recipe, every)
+
+
+@pytest.mark.formats
+@pytest.mark.parametrize("every", EVERY)
+def test_a_transplant_into_codes_is_before_or_after(tmp_path: Path, every: int) -> None:
+    """Codes of 8 bits and their scales are in one file, as a mix of both would be numbers too."""
+    plain = Options(model="wide")
+    with process_group():
+        make(tmp_path / "source", plain)
+        make(tmp_path / "run", replace(plain, optimizer="adamw8bit"), 1)
+    recipe = {"transplant": {"source": str(tmp_path / "source")}, "tensorboard": {"note": False}}
+    _refuse_mixes(tmp_path / "run", recipe, every)
+
+
+def _refuse_mixes(original: Path, recipe: dict[str, Any], every: int) -> None:
+    """Sweep a transplant and its undo: after each kill, full disk and recovery the step that
+    `latest` names is that of before or of after."""
     states = [_named(original), _named(_after(original, recipe))]
     assert states[0] != states[1] and all(states)
     apply, undo, _ = scenarios(original, recipe, partial(_read_named, states))
     found = reports(
-        (apply, faults, ("KILL",), (False,), 2 * every),
-        (undo, faults, ("KILL",), (False,), 4 * every),
-        (apply, faults, ("ENOSPC",), (False,), 9 * every),
-        (apply, faults_in_recovery, ("KILL",), (False,), 40 * every),
+        (apply, faults, ("KILL",), (False,), every),
+        (undo, faults, ("KILL",), (False,), 2 * every),
+        (apply, faults, ("ENOSPC",), (False,), 4 * every),
+        (apply, faults_in_recovery, ("KILL",), (False,), 20 * every),
     )
     violations = [violation for report in found for violation in report.violations]
     assert not violations, "\n".join(violations[:20])
     assert set(found[0].codes) == set(found[1].codes) == {KILLED}
-    assert sum(report.points for report in found) >= 40 // every
+    assert sum(report.points for report in found) >= 80 // every
 
 
 def _named(root: Path) -> list[int]:

@@ -129,6 +129,24 @@ def test_a_part_of_the_codes_is_refused(tmp_path: Path) -> None:
         plan(Run.open(tmp_path), from_data({**RESET, "moments": {"params": "weight"}}))
 
 
+COMPUTED: dict[str, dict[str, Any]] = {
+    "averaged": {"average": {"last": 2, "moments": "average"}},
+    "scaled": {"scale": {"params": "weight", "by": 0.5, "moments": "scale"}},
+    "clipped": {"clip_moments": {"above": 10.0}},
+}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_codes_are_not_computed_with(tmp_path: Path, stage: int) -> None:
+    """Refused by what they are; weights alone are averaged and scaled."""
+    for step in (4, 6):
+        make(tmp_path, options(stage), step)
+    for what, recipe in COMPUTED.items():
+        with pytest.raises(SurgeryError, match=f"the moments are uint8, which can't be {what}"):
+            plan(Run.open(tmp_path), from_data(recipe))
+    assert not plan(Run.open(tmp_path), from_data({"average": {"last": 2}})).empty
+
+
 def test_the_states_of_a_megatron_checkpoint(tmp_path: Path) -> None:
     """The legacy layout without the distributed optimizer: one torch state dict for each rank."""
     from bitsandbytes.optim import AdamW8bit

@@ -24,9 +24,10 @@ from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Codes, Place
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.transaction.coding import codes_of, scales_of
-from tests.support.deepspeed_engine import Options, build, launched, make, process_group, train
+from tests.support.deepspeed_engine import Options, build, process_group, train
 from tests.support.hugging_face import trainer
 from tests.support.launch import run_module
+from tests.support.saved_engines import saved
 from tests.support.snapshot import exact_snapshot, snapshot
 
 pytestmark = [
@@ -92,14 +93,6 @@ def moments(root: Path, step: int = STEP) -> list[tuple[torch.Tensor, torch.Tens
 
 
 # --- the runs ------------------------------------------------------------------------------------
-
-
-def saved(root: Path, options: Options, ranks: int = 1, steps: int = STEP) -> Path:
-    if ranks == 1:
-        make(root, options, steps)
-    else:
-        launched("make", root, options, ranks, steps)
-    return root
 
 
 def transplanted(run: Path, source: Path, numbered: bool = False) -> Plan:

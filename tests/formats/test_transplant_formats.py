@@ -32,7 +32,7 @@ pytestmark = [
 REFUSED = {
     "DeepSpeed ZeRO 0": "numbers the states of its optimizer",
     "Hugging Face": "numbers the states of its optimizer",
-    "NeMo 2": "which of its numbers say that is not clear",
+    "NeMo 2": "counts its updates in a place which no surgery writes",
 }
 """Format → why it is refused."""
 NOT_LOADED = {"Megatron-LM torch_dcp": "step"}

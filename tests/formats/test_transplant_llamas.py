@@ -52,8 +52,9 @@ MOVES = [
       for pair in (("hugging_face", b), (b, "hugging_face"))),
     ("titan", "fused-titan"), ("fused-titan", "titan"), ("tensor-megatron", "megatron"),
     ("staged-megatron", "tensor-megatron"), ("tensor-megatron", "staged-megatron"),
-    (FSDP, "titan"), ("hugging_face", ENGINES[0]), (ENGINES[1], "hugging_face"),
-    (ENGINES[2], FSDP), ("fused-titan", ENGINES[0]), ("tensor-megatron", ENGINES[2]),
+    (FSDP, "titan"), (ENGINES[2], FSDP),
+    *((a, b) for e in ENGINES for a, b in (("hugging_face", e), (e, "hugging_face"))),
+    ("fused-titan", ENGINES[0]), ("tensor-megatron", ENGINES[2]),
 ]  # fmt: skip
 
 

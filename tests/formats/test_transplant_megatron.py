@@ -12,6 +12,7 @@ import torch
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.recipe.file import from_data
+from tests.support.dcp_tensors import tensors
 from tests.support.launch import run_module
 from tests.support.newest_megatron import by
 from tests.support.snapshot import snapshot
@@ -68,8 +69,30 @@ def test_the_library_holds_each_tensor_of_the_source(
     run_module(PROGRAM, "gather", copy, *KINDS[target], *by(target))
     held, wanted = (torch.load(f.with_name(f"{f.name}.pt")) for f in (copy, runs / source))
     assert held.keys() == wanted.keys()
-    for name, tensors in wanted.items():
+    for name, known in wanted.items():
         for key in ("weights", "exp_avg", "exp_avg_sq"):
-            assert torch.equal(held[name][key], tensors[key]), (name, key)
+            assert torch.equal(held[name][key], known[key]), (name, key)
     surgery.apply(Run.open(run), surgery.plan_undo(Run.open(run)))
     assert snapshot(run) == before
+
+
+def test_a_step_of_nemo_goes_on_in_megatron_lm(runs: Path, tmp_path: Path) -> None:
+    """What megatron-core saved under NeMo's names, it holds again under its own."""
+    source, run = tmp_path / "nemo" / "checkpoints", tmp_path / "run"
+    run_module("tests.support.nemo", "save", source)
+    shutil.copytree(runs / "fresh-fully", run)
+    section = {"source": str(source), "step": STEP, "names": "nemo-megatron"}
+    made = plan(Run.open(run), from_data({"transplant": section}))
+    assert made.promise is not None
+    assert (made.promise.step, made.promise.consumed_samples) == (STEP + 1, STEP * 8)
+    surgery.apply(Run.open(run), made)
+    found = look.verify(Run.open(run), level=4).findings
+    assert all("has lr" in text and "which the loader replaces" in text for text in found)
+    (folder,) = source.glob(f"*-step={STEP}-*0/weights")
+    wanted = tensors(folder)
+    run_module(PROGRAM, "gather", run, *KINDS["fully"])
+    held = torch.load(run.with_name("run.pt"))
+    for name, mine in held.items():
+        assert torch.equal(mine["weights"], wanted[f"module.{name}"])
+        for kind in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(mine[kind], wanted[f"optimizer.state.{kind}.module.{name}"])

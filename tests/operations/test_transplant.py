@@ -19,7 +19,8 @@ from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.plans.edits import Computed
 from ckptsurgeon.recipe.file import from_data
-from tests.support.deepspeed_engine import Options, build, launched, make, process_group, resume
+from tests.support.deepspeed_engine import Options, build, launched, process_group, resume
+from tests.support.saved_engines import saved
 from tests.support.snapshot import exact_snapshot, snapshot
 from tests.support.universal import convert
 
@@ -31,15 +32,6 @@ BF16 = Options(dtype="bf16")
 def alone() -> Iterator[None]:
     with process_group():
         yield
-
-
-def saved(root: Path, options: Options, ranks: int = 1, steps: int = STEP) -> Path:
-    """A run of one saved step."""
-    if ranks == 1:
-        make(root, options, steps)
-    else:
-        launched("make", root, options, ranks, steps)
-    return root
 
 
 def transplanted(run: Path, source: Path, **more: Any) -> Plan:
@@ -107,7 +99,17 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
+SAME = (
+    "zero1-to-zero2", "zero2-to-zero3-bf16", "zero3-to-zero1-bf16", "zero1-to-zero0",
+    "zero0-to-zero3",
+)  # fmt: skip
+"""Those whose arithmetic is the same: their losses are compared as well."""
+BY_NIGHT = (*SAME, "fp32-to-bf16", "fp32-to-fp16")
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] if name in BY_NIGHT else []) for name in PAIRS
+])  # fmt: skip
 def test_each_tensor_is_what_deepspeed_itself_makes_of_the_source(
     tmp_path: Path, name: str
 ) -> None:
@@ -129,13 +131,6 @@ def test_each_tensor_is_what_deepspeed_itself_makes_of_the_source(
     assert held["consumed_samples"] == promise.consumed_samples == STEP * 2
     surgery.apply(Run.open(run), surgery.plan_undo(Run.open(run)))
     assert snapshot(run) == before
-
-
-SAME = (
-    "zero1-to-zero2", "zero2-to-zero3-bf16", "zero3-to-zero1-bf16", "zero1-to-zero0",
-    "zero0-to-zero3",
-)  # fmt: skip
-"""Those whose arithmetic is the same."""
 
 
 @pytest.mark.parametrize("name", SAME)

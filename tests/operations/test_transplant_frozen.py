@@ -14,7 +14,8 @@ import torch
 from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
-from tests.support.deepspeed_engine import Options, build, launched, live, make, process_group
+from tests.support.deepspeed_engine import Options, build, live, process_group
+from tests.support.saved_engines import saved
 from tests.support.snapshot import snapshot
 
 STEP = 6
@@ -27,14 +28,6 @@ ORDER = ("adapter.weight", "adapter.bias", "norm.weight", "norm.bias")
 def alone() -> Iterator[None]:
     with process_group():
         yield
-
-
-def saved(root: Path, options: Options, ranks: int = 1, steps: int = STEP) -> Path:
-    if ranks == 1:
-        make(root, options, steps)
-    else:
-        launched("make", root, options, ranks, steps)
-    return root
 
 
 def transplanted(run: Path, source: Path, **more: Any) -> Plan:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.engine_models import model_of
 from tests.support.in_process import one_rank
 from tests.support.launch import run_module
 from tests.support.new_numbers import MOMENTS, State
@@ -66,103 +67,6 @@ def schedulers() -> dict[str, Callable[[Any], Any]]:
         "PolynomialLR": lambda o: torch_lr.PolynomialLR(o, 20),
         "SequentialLR": sequential,
     }
-
-
-def _model(kind: str) -> Any:
-    import torch
-    from torch import nn
-
-    torch.manual_seed(0)
-    if kind in ("adapter", "other adapter", "unfrozen"):
-        return _adapted(kind)
-    if kind.startswith("moe"):
-        return _moe(2 if kind == "moe-on-two-ranks" else 1)
-    if kind == "wide":  # 8-bit optimizers keep fewer than 4096 elements in 32 bits
-        return nn.Sequential(nn.Linear(8, 640), nn.LayerNorm(640), nn.Linear(640, 8))
-    if kind in ("fused", "apart", "turned"):
-        return _wide(kind)
-    if kind.endswith("words"):
-        return _words(20 if kind == "more words" else 12)
-    deeper = [nn.Linear(8, 8)] if kind == "deeper" else []
-    return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), *deeper)
-
-
-def _adapted(kind: str) -> Any:
-    """A frozen layer beside one that is trained, and a norm with buffers; `unfrozen` trains all.
-    The first two begin with other weights."""
-    import torch
-    from torch import nn
-
-    class Adapted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(1 if kind == "adapter" else 2)
-            self.base, self.adapter, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.BatchNorm1d(8)
-            self.base.requires_grad_(kind == "unfrozen")
-
-        def forward(self, x: Any) -> Any:
-            return self.norm(self.base(x) + self.adapter(x))
-
-    return Adapted()
-
-
-def _wide(kind: str) -> Any:
-    """One projection to 16 numbers, its weight as usual or `turned` as transformers' Conv1D has it,
-    or two to 8 and 8 side by side."""
-    import torch
-    from torch import nn
-
-    class Wide(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            if kind == "fused":
-                self.both = nn.Linear(8, 16)
-            elif kind == "turned":
-                self.both = nn.Linear(8, 16)
-                self.both.weight = nn.Parameter(self.both.weight.detach().t().contiguous())
-            else:
-                self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
-            self.out = nn.Linear(16, 8)
-
-        def forward(self, x: Any) -> Any:
-            if kind == "fused":
-                return self.out(self.both(x))
-            if kind == "turned":
-                return self.out(x @ self.both.weight + self.both.bias)
-            return self.out(torch.cat([self.one(x), self.two(x)], -1))
-
-    return Wide()
-
-
-def _words(count: int) -> Any:
-    """A vocabulary, of which words are chosen by the input."""
-    from torch import nn
-
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.out = nn.Embedding(count, 8), nn.Linear(8, 8)
-
-        def forward(self, x: Any) -> Any:
-            return self.out(self.embed(x.abs().long() % count))
-
-    return Words()
-
-
-def _moe(ranks: int) -> Any:
-    from deepspeed.moe.layer import MoE
-    from torch import nn
-
-    class Sparse(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(8, 8)
-            self.moe = MoE(8, nn.Linear(8, 8), 2, ep_size=ranks, k=1, min_capacity=0)
-
-        def forward(self, x: Any) -> Any:
-            return x + self.moe(self.first(x))[0]
-
-    return Sparse()
 
 
 def _groups(model: Any, options: Options) -> list[dict[str, Any]]:
@@ -219,7 +123,7 @@ def build(options: Options) -> Any:
     from deepspeed.runtime import bf16_optimizer
 
     bf16_optimizer.see_memory_usage = lambda *rest, **more: None  # seconds for each line of it
-    model = _model(options.model)
+    model = model_of(options.model)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_clipping": 1.0,
@@ -266,8 +170,8 @@ def live(engine: Any) -> Any:
     return inner
 
 
-def train(engine: Any, steps: int) -> list[list[float]]:
-    """The rates that each of `steps` updates used, by param group."""
+def train(engine: Any, steps: int, losses: list[float] | None = None) -> list[list[float]]:
+    """The rates that each of `steps` updates used, by param group; their losses go to `losses`."""
     import torch
 
     rates: list[list[float]] = []
@@ -280,6 +184,8 @@ def train(engine: Any, steps: int) -> list[list[float]]:
         engine.backward(loss)
         rates.append([float(group["lr"]) for group in live(engine).param_groups])
         engine.step()
+        if losses is not None:
+            losses.append(float(loss.detach()))
     return rates
 
 
@@ -303,13 +209,15 @@ def make(root: Path, options: Options, steps: int = 6) -> None:
 
 
 def resume(root: Path, options: Options, steps: int = 3) -> dict[str, Any]:
-    """What a new engine holds after it has loaded `latest`, and the rates of its next updates."""
+    """What a new engine holds after it has loaded `latest`, and the rates and losses of its next
+    updates."""
     engine = build(options)
     loaded, state = engine.load_checkpoint(str(root))
     assert loaded is not None
     held = effective(engine)
     held["consumed_samples"] = state["args"].consumed_train_samples if "args" in state else None
-    held["rates"] = train(engine, steps)
+    held["losses"] = []
+    held["rates"] = train(engine, steps, held["losses"])
     return held
 
 
@@ -374,7 +282,8 @@ def process_group() -> Iterator[None]:
 def launched(
     what: str, root: Path, options: Options, ranks: int = 2, steps: int = 6
 ) -> list[dict[str, Any]]:
-    """`make` or `resume` on several ranks; what each rank holds, in rank order."""
+    """`make` or `resume` on several ranks, with so many updates; what each rank holds, in rank
+    order."""
     words = (what, root, json.dumps(asdict(options)), steps)
     done = run_module("tests.support.deepspeed_engine", *words, ranks=ranks)
     lines = [line for line in done.stdout.splitlines() if line.startswith("HELD: ")]
@@ -389,7 +298,7 @@ def main() -> None:
     if what == "make":
         make(root, options, int(sys.argv[4]))
     else:
-        held = distributed.gather(resume(root, options))
+        held = distributed.gather(resume(root, options, int(sys.argv[4])))
         if distributed.rank() == 0:  # two ranks' lines would be mixed
             print(f"\nHELD: {json.dumps(held)}", flush=True)
     distributed.finish()

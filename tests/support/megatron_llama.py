@@ -40,9 +40,11 @@ def model(args: argparse.Namespace) -> tuple[Any, Any]:
         gated_linear_unit=True, activation_func=torch.nn.functional.silu,
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
-        pipeline_dtype=torch.float32,
+        pipeline_dtype=torch.float32, **_experts(args),
     )  # fmt: skip
-    spec = gpt_layer_specs.get_gpt_layer_local_spec(normalization="RMSNorm")
+    spec = gpt_layer_specs.get_gpt_layer_local_spec(
+        num_experts=args.num_experts, normalization="RMSNorm"
+    )
     return config, GPTModel(
         config, spec, vocab_size=llamas.TOKENS, max_sequence_length=64,
         position_embedding_type="rope", rotary_base=int(llamas.THETA),
@@ -50,6 +52,17 @@ def model(args: argparse.Namespace) -> tuple[Any, Any]:
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
     )  # fmt: skip
+
+
+def _experts(args: argparse.Namespace) -> dict[str, Any]:
+    """Of each word the two best ones; nothing balances them."""
+    return {} if args.num_experts is None else {
+        "num_moe_experts": args.num_experts, "moe_router_topk": 2,
+        "moe_router_load_balancing_type": "none", "moe_token_dispatcher_type": "allgather",
+        "expert_model_parallel_size": args.expert_model_parallel_size,
+        "sequence_parallel": args.tensor_model_parallel_size > 1,
+        "moe_ffn_hidden_size": llamas.INNER,
+    }  # fmt: skip
 
 
 def update(ddp: Any, optimizer: Any, scheduler: Any, step: int) -> float:
@@ -122,12 +135,14 @@ def main() -> None:
     words.add_argument("--seed", type=int, default=1234)
     words.add_argument("--tensor", dest="tensor_model_parallel_size", type=int, default=1)
     words.add_argument("--stages", dest="pipeline_model_parallel_size", type=int, default=1)
+    words.add_argument("--experts", dest="num_experts", type=int)
+    words.add_argument("--expert-ranks", dest="expert_model_parallel_size", type=int, default=1)
     args = words.parse_args()
     root, stop = args.root, args.stop
     del args.root, args.stop
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     model_ranks = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
-    args.data_parallel_size, args.expert_model_parallel_size = ranks // model_ranks, 1
+    args.data_parallel_size = ranks // model_ranks
     vars(args).update(
         SHAPE, group_query_attention=True, global_batch_size=llamas.BATCH, clip_grad=0.0,
         hysteresis=2, sharding="fully_reshardable", use_distributed_optimizer=True, fp16=False,
@@ -143,7 +158,9 @@ def main() -> None:
 
     with cpu_rank():
         parallel_state.initialize_model_parallel(
-            args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+            args.tensor_model_parallel_size,
+            args.pipeline_model_parallel_size,
+            expert_model_parallel_size=args.expert_model_parallel_size,
         )
         seen = train(root, stop, args)
         if dist.get_rank() == 0:

@@ -62,8 +62,10 @@ def on_cpu() -> None:
     from megatron.core.models import backends
     from megatron.core.models.gpt import gpt_layer_specs
     from megatron.core.transformer import transformer_block
+    from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
+    moe_utils.te_general_gemm = None  # which it looks for without Transformer Engine, too
     tracker = SimpleNamespace(fork=contextlib.nullcontext)  # of a GPU; nothing is dropped here
     tensor_parallel.get_cuda_rng_tracker = lambda: tracker
     for module in (backends, gpt_layer_specs, transformer_block):

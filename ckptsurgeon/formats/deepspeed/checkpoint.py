@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
@@ -19,10 +20,12 @@ from ckptsurgeon.formats.capabilities import (
     HasReplicas,
     HasWeights,
     NamesMoments,
+    NumbersByRank,
     Rebatches,
 )
 from ckptsurgeon.formats.checkpoint import Checkpoint, agree
 from ckptsurgeon.formats.deepspeed import (
+    experts,
     flags,
     fragments,
     optimizer,
@@ -83,6 +86,7 @@ class DeepSpeedCheckpoint(
     HasReplicas,
     HasWeights,
     NamesMoments,
+    NumbersByRank,
     Rebatches,
 ):
     """One `global_step<N>`, and the universal copy beside it."""
@@ -176,6 +180,11 @@ class DeepSpeedCheckpoint(
         """See `parts`."""
         with understood(self.path):
             return parts.parts(self)
+
+    def names_in(self, file: Path, order: Sequence[str]) -> list[str]:
+        """See `experts`."""
+        with understood(self.path):
+            return experts.names_in(self, file, order)
 
     def all_parts(self) -> list[Part]:
         """See `still`."""

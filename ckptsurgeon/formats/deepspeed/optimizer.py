@@ -40,6 +40,12 @@ class Optimizer:
     universal: bool = False
 
 
+def data_rank(item: Optimizer) -> tuple[int, int]:
+    """The model rank and the data rank of a shard of ZeRO."""
+    match = OPTIM.fullmatch(item.file.name)
+    return (int(match["mp"]), int(match["dp"])) if match else (0, 0)
+
+
 def optimizers(trees: Mapping[Path, Any], path: Path) -> Iterator[Optimizer]:
     """The optimizer in the file `path` of a checkpoint, if there is one."""
     tree = trees[path]

@@ -79,6 +79,13 @@ def axis(name: str) -> int | None:
     return 0 if ROWS.search(name) else 1 if COLUMNS.search(name) else None
 
 
+def tensor_ranks(models: Mapping[Path, Mapping[str, Any]]) -> int:
+    """How many there are, by the model files; all model ranks, where no file tells which of them
+    are."""
+    known = sizes(next(iter(models.values()))).tensor
+    return known or 1 + max(model_rank(path.name) for path in models)
+
+
 @dataclass(frozen=True)
 class TensorRank:
     """One of so many, and whether the model is `gated`, as by SwiGLU."""

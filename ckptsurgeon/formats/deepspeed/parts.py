@@ -7,23 +7,21 @@ copy has a folder for each parameter.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor, get
-from ckptsurgeon.formats.deepspeed import fragments
-from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
+from ckptsurgeon.formats.deepspeed import experts, fragments
+from ckptsurgeon.formats.deepspeed.optimizer import Optimizer, data_rank
 from ckptsurgeon.formats.deepspeed.parallel import (
-    EXPERT,
     LAYER,
     TensorRank,
     box,
     is_gated,
     model_rank,
-    sizes,
+    tensor_ranks,
 )
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.fields.constants import CODES
@@ -36,16 +34,19 @@ MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 TIED = "tied_modules."
 UNIVERSAL = "universal"
 """The cut of what a universal copy beside the shards holds."""
-EXPERT_NAME = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
-EXPERT_RANKS = re.compile(r"ep_size_(\d+)")
-"""The name of a param group of experts: over how many ranks they are spread."""
 
 
 def parts(checkpoint: DeepSpeedShards) -> list[Part]:
     """Every stretch of every parameter. Raises SurgeryError where it is not known whose it is."""
-    if _expert_files(checkpoint):
+    if any(tree.get("ds_autoep_layers") for tree in checkpoint.models().values()):
+        raise SurgeryError(
+            f"{checkpoint.path.name} has experts of DeepSpeed's AutoEP, whose names and cuts are "
+            "not known here",
+            next="only operations on moments as a whole work here: reset, graft",
+        )
+    if experts.files(checkpoint):
         refuse_universal(checkpoint)
-    if _expert_files(checkpoint) and not _experts_are_known(checkpoint):
+    if experts.files(checkpoint) and not experts.are_known(checkpoint):
         raise SurgeryError(
             f"{checkpoint.path.name} has experts, and does not say which ranks have which of them",
             next="only operations on moments as a whole work here: reset, graft",
@@ -81,7 +82,7 @@ def stretches(checkpoint: DeepSpeedShards, strict: bool = False) -> Iterator[Par
     """What is known of whose each stretch is, also where that does not do for an edit: weights may
     have no masters, and partitions without names are passed over unless it is `strict`."""
     if not checkpoint.sharded:
-        yield from saved_weights(checkpoint, _experts_are_known(checkpoint))
+        yield from saved_weights(checkpoint, experts.are_known(checkpoint))
         yield from _numbered(checkpoint)
         return
     copied = list(_universal(checkpoint))
@@ -95,7 +96,7 @@ def stretches(checkpoint: DeepSpeedShards, strict: bool = False) -> Iterator[Par
 
 def named_weights(checkpoint: DeepSpeedShards, known: Iterable[Part]) -> Iterator[Part]:
     """All saved weights, under the names of their masters among `known`."""
-    weights = list(saved_weights(checkpoint, _experts_are_known(checkpoint)))
+    weights = list(saved_weights(checkpoint, experts.are_known(checkpoint)))
     masters = {part.parameter for part in known if part.kind == "master"}
     yield from _renamed(checkpoint, weights, masters)
 
@@ -161,26 +162,20 @@ def _trained(checkpoint: DeepSpeedShards, found: Sequence[Part]) -> Iterator[Par
             )
 
 
-def _tensor_ranks(checkpoint: DeepSpeedShards) -> int:
-    """How many there are; all model ranks, where no file tells which of them are."""
-    known = sizes(next(iter(checkpoint.models().values()))).tensor
-    return known or 1 + max(model_rank(path.name) for path in checkpoint.models())
-
-
 def _gated(checkpoint: DeepSpeedShards) -> bool:
     return any(map(is_gated, checkpoint.models().values()))
 
 
 def tensor_rank(checkpoint: DeepSpeedShards, path: Path) -> TensorRank:
     """That of a model file."""
-    ranks = _tensor_ranks(checkpoint)
+    ranks = tensor_ranks(checkpoint.models())
     return TensorRank(model_rank(path.name) % ranks, ranks, _gated(checkpoint))
 
 
-def saved_weights(checkpoint: DeepSpeedShards, experts: bool) -> Iterator[Part]:
+def saved_weights(checkpoint: DeepSpeedShards, with_experts: bool) -> Iterator[Part]:
     """In the layer files of a pipeline, else in the model files; a cut is a tensor rank. Those of
     experts are named as all ranks count them."""
-    tensor, gated = _tensor_ranks(checkpoint), _gated(checkpoint)
+    tensor, gated = tensor_ranks(checkpoint.models()), _gated(checkpoint)
     layers = [path for path in sorted(checkpoint.folder.iterdir()) if LAYER.fullmatch(path.name)]
     checkpoint.read(layers)
     for path in layers:
@@ -191,7 +186,7 @@ def saved_weights(checkpoint: DeepSpeedShards, experts: bool) -> Iterator[Part]:
     for path, tree in checkpoint.models().items() if not layers else ():
         rank = tensor_rank(checkpoint, path)
         yield from _tensors(path, ("module",), tree.get("module") or {}, "", rank)
-    files = _expert_files(checkpoint) if experts else []
+    files = experts.files(checkpoint) if with_experts else []
     checkpoint.read(files)
     for path in files:
         rank = TensorRank(model_rank(path.name) % tensor, tensor, gated)
@@ -218,14 +213,14 @@ def _tensors(
 
 def partitioned(checkpoint: DeepSpeedShards, strict: bool) -> Iterator[Part]:
     """Masters and moments in the partitions of ZeRO, data rank after data rank."""
-    tensor, gated = _tensor_ranks(checkpoint), _gated(checkpoint)
-    experts = _experts(checkpoint)
+    tensor, gated = tensor_ranks(checkpoint.models()), _gated(checkpoint)
+    counts = experts.counts(checkpoint)
     before: dict[tuple[str, str, str], int] = {}
     padded = checkpoint.stage() == 3
     moments = {kind: _by_file(checkpoint.locate(kind)) for kind in MOMENTS}
-    for item in sorted(checkpoint.optimizers(), key=lambda item: _data_rank(item)):
+    for item in sorted(checkpoint.optimizers(), key=data_rank):
         stage, cut = divmod(model_rank(item.file.name), tensor)
-        spread = _spread(checkpoint, item)
+        spread = experts.spread(checkpoint, item)
         shapes = local_shapes(checkpoint, item)
         for kind, places in _partitions(checkpoint, item, moments):
             try:
@@ -237,7 +232,7 @@ def partitioned(checkpoint: DeepSpeedShards, strict: bool) -> Iterator[Part]:
             group = {place.path: i for i, place in enumerate(places)}
             for local, place, start, end in found:
                 ranks = spread[group[place.path]] if spread else 0
-                name = _of_all(local, experts, item, ranks) if ranks else local
+                name = experts.of_all(local, counts, data_rank(item)[1], ranks) if ranks else local
                 # Each pipeline stage has a copy of what it ties; the weights are the first one's.
                 where = f"{cut} of stage {stage}" if stage and name.startswith(TIED) else str(cut)
                 first = before.get((name, where, kind), 0)
@@ -280,59 +275,6 @@ def _partitions(
         yield kind, [] if coded else places
 
 
-# --- experts: each rank counts its own from 0 ----------------------------------------------------
-
-
-def _expert_files(checkpoint: DeepSpeedShards) -> list[Path]:
-    paths = sorted(checkpoint.folder.iterdir())
-    return [path for path in paths if EXPERT.fullmatch(path.name)]
-
-
-def _experts_are_known(checkpoint: DeepSpeedShards) -> bool:
-    """Whether param groups say over how many ranks theirs are spread, and these follow each other
-    (`deepspeed/utils/groups.py`); a pipeline keeps its layers under other names."""
-    layers = any(LAYER.fullmatch(path.name) for path in checkpoint.folder.iterdir())
-    apart = checkpoint.config().get("use_data_before_expert_parallelism")
-    if layers or apart or checkpoint.stage() == 3:
-        return False
-    return not checkpoint.sharded or all(
-        None not in _spread(checkpoint, item) for item in checkpoint.optimizers()
-    )
-
-
-def _experts(checkpoint: DeepSpeedShards) -> dict[str, int]:
-    """How the names of the experts of a layer begin → how many there are."""
-    numbers: dict[str, set[str]] = {}
-    if _experts_are_known(checkpoint):
-        files = _expert_files(checkpoint)
-        checkpoint.read(files)
-        for name in (str(name) for path in files for name in checkpoint.trees[path]):
-            if match := EXPERT_NAME.fullmatch(name):
-                numbers.setdefault(match[1], set()).add(match[2])
-    return {name: len(found) for name, found in numbers.items()}
-
-
-def _spread(checkpoint: DeepSpeedShards, item: Optimizer) -> list[int | None]:
-    """Of each param group, over how many ranks its experts are spread: 0 if it has none, None if
-    it does not say."""
-    if item.elastic:
-        return []
-    out: list[int | None] = []
-    for group in get(checkpoint.trees[item.file], item.base).get("param_groups", ()):
-        match = EXPERT_RANKS.search(str(group.get("name", "")))
-        out.append((int(match[1]) if match else None) if group.get("moe") else 0)
-    return out
-
-
-def _of_all(name: str, experts: Mapping[str, int], item: Optimizer, ranks: int) -> str:
-    """What a parameter of one rank's experts is called in the files of all experts."""
-    match = EXPERT_NAME.fullmatch(name)
-    if match is None or match[1] not in experts:
-        return name
-    first = _data_rank(item)[1] % ranks * (experts[match[1]] // ranks)
-    return f"{match[1]}{first + int(match[2])}{match[3]}"
-
-
 # --- other ways to keep them ---------------------------------------------------------------------
 
 
@@ -344,7 +286,7 @@ def _converted(checkpoint: DeepSpeedShards) -> bool:
 def _universal(checkpoint: DeepSpeedShards) -> Iterator[Part]:
     """Masters and moments of a universal copy, by whole parameters: a cut of their own, unless all
     weights lie in one tensor rank and are theirs."""
-    whole = _converted(checkpoint) and _tensor_ranks(checkpoint) == 1
+    whole = _converted(checkpoint) and tensor_ranks(checkpoint.models()) == 1
     copies = [item for item in checkpoint.all_optimizers() if item.universal]
     for kind, stem in (("master", "fp32"), *((kind, kind) for kind in MOMENTS)):
         for item in copies:
@@ -370,8 +312,3 @@ def _numbered(checkpoint: DeepSpeedShards) -> Iterator[Part]:
                 if isinstance(value, Tensor):
                     place = Place(item.file, (*before, key, kind), value)
                     yield Part.whole(name, item.file.name, kind, place)
-
-
-def _data_rank(item: Optimizer) -> tuple[int, int]:
-    match = OPTIM.fullmatch(item.file.name)
-    return (int(match["mp"]), int(match["dp"])) if match else (0, 0)

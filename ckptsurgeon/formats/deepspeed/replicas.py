@@ -40,7 +40,7 @@ def replicas(checkpoint: DeepSpeedShards) -> list[Replica]:
     copies: dict[tuple[Any, ...], list[Copy]] = {}
     weights = (
         part
-        for part in parts.saved_weights(checkpoint, experts=False)
+        for part in parts.saved_weights(checkpoint, with_experts=False)
         if part.place.file.parent == checkpoint.folder
     )
     for part in (*weights, *parts.partitioned(checkpoint, strict=True)):

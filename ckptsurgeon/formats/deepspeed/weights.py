@@ -26,7 +26,7 @@ def weights(checkpoint: DeepSpeedShards) -> Iterator[Weight]:
         return
     gated = any(map(is_gated, checkpoint.models().values()))
     ranks: dict[str, list[Part]] = {}
-    for part in parts.saved_weights(checkpoint, experts=True):
+    for part in parts.saved_weights(checkpoint, with_experts=True):
         # Those of a universal copy beside them are the same once more.
         if part.place.file.parent == checkpoint.folder:
             ranks.setdefault(_exported(part), []).append(part)

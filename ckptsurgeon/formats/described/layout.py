@@ -35,6 +35,11 @@ ENDING = 1 << 20
 class Described(DescribedSteps, Paged):
     """The format of one page."""
 
+    @property
+    def numbers_inside(self) -> bool:
+        """As those on Lightning, whose loops have counters of their own."""
+        return bool(self.description.number)
+
     # --- what a restart loads --------------------------------------------------------------------
 
     def pointer_files(self, run: Path) -> list[Path]:

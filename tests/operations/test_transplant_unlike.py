@@ -1,0 +1,71 @@
+"""What the new step can't hold is named, with the flag, the call or the key that sets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckptsurgeon import Run, plan
+from ckptsurgeon.recipe.file import from_data
+from tests.support.deepspeed_engine import Options, build, client, make, process_group, train
+from tests.support.numbered_steps import saved
+
+ORDER = ("0.weight", "2.weight", "0.bias", "1.weight", "1.bias", "2.bias")
+SAID = {
+    "no zero": {
+        "loss_scale is 256.0 in the source and is 1.0 here: without fp16 there is none",
+        "clip_grad is 1.0 in the source and is not kept here: relaunch Megatron-DeepSpeed with "
+        '--clip-grad 1.0; of others, set "gradient_clipping": 1.0 in the DeepSpeed config',
+        "skip is ((8, 9),) in the source and is not kept here: relaunch Megatron-DeepSpeed with "
+        "--skip-train-iteration-range 8-9; of others, skip the batches in the training script: "
+        "DeepSpeed's config has no such key",
+    },
+    "fp16": {
+        "skip is ((8, 9),) in the source and is not kept here: relaunch Megatron-DeepSpeed with "
+        "--skip-train-iteration-range 8-9; of others, skip the batches in the training script: "
+        "DeepSpeed's config has no such key",
+    },
+    "trainer": {
+        "betas is (0.9, 0.95) in the source and is (0.9, 0.999) here: set betas to (0.9, 0.95) "
+        "where the trainer is started",
+        "weight_decay is (0.1, 0.0) in the source and is (0.1,) here: set weight_decay to "
+        "(0.1, 0.0) where the trainer is started",
+        "loss_scale is 256.0 in the source and is 1.0 here: without fp16 there is none",
+        "clip_grad is 1.0 in the source and is not kept here: relaunch the trainer with "
+        "--max_grad_norm 1.0",
+        "consumed_samples is 12 in the source and is not kept here: let its data begin with "
+        "sample 12",
+        "skip is ((8, 9),) in the source and is not kept here: ckptsurgeon skip 8-9 says what can "
+        "be done",
+        "position is 6 updates: the source counts no position",
+    },
+}  # fmt: skip
+"""Of a run of fp16 in another layout, whose param groups keep their own settings."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unlike")
+    with process_group():
+        engine = build(Options(stage=2, dtype="fp16"))
+        train(engine, 6)
+        told = {**client(6), "skip_train_iteration_range": [[8, 9]]}
+        engine.save_checkpoint(str(folder / "source"), client_state=told)
+        make(folder / "no zero", Options(stage=0), 1)
+        make(folder / "fp16", Options(stage=1, dtype="fp16"), 1)
+        shapes = {n: tuple(p.shape) for n, p in engine.module.named_parameters()}
+    models = [{name: torch.zeros(shapes[name]) for name in ORDER} for _ in range(3)]
+    saved(folder / "trainer", 1, models, {})
+    (folder / "order.txt").write_text("\n".join(ORDER))
+    return folder
+
+
+@pytest.mark.parametrize("target", SAID)
+def test_what_the_target_can_not_hold_is_named_with_what_sets_it(runs: Path, target: str) -> None:
+    section = {
+        "source": str(runs / "source"), "order": str(runs / "order.txt"), "settings": "template",
+    }  # fmt: skip
+    made = plan(Run.open(runs / target), from_data({"transplant": section}))
+    assert {str(text) for text in made.warnings} == SAID[target]
