@@ -16,7 +16,7 @@ from bench.layout import many
 from bench.round_trips import calls, per_each, traced
 
 FEW, MANY = 4, 12
-HELD = {"plan": 13, "apply": 58, "undo": 69, "verify": 21}
+HELD = {"plan": 9, "apply": 55, "undo": 68, "verify": 19}
 """Calls for a shard. The goals are 8 for a plan and 20 for an apply and an undo."""
 WORK = """
 import os, sys

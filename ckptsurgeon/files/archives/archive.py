@@ -15,6 +15,7 @@ from typing import Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives import legacy
+from ckptsurgeon.files.archives.ends import Ends
 from ckptsurgeon.files.archives.zip_directory import (
     UNKNOWN,
     Directory,
@@ -33,9 +34,6 @@ from ckptsurgeon.transaction import crc32
 PICKLE = "data.pkl"
 TORCHSCRIPT = "constants.pkl"
 """An archive that has it, torch.load gives to the TorchScript loader."""
-LAST = 4096
-"""Bytes at the end that are read at once: the directory of a small archive."""
-
 HEAD = 512
 """Bytes of a local header with a name of usual length, and of one element."""
 CHUNK = 1 << 20
@@ -65,27 +63,33 @@ class Archive:
         self._scan: Scan | None = None
         self._order: str | None = None
         self._descriptor: int | None = None
+        self._ends: Ends | None = None
         self._numbers: dict[tuple[str, int, str], int | float | bool] = {}
 
     @classmethod
     def open(cls, path: Path, start: int = 0, length: int | None = None) -> Archive:
         """Read the directory of `path`, or of `length` bytes in it. Raises DamagedFile, or OSError
         if it can't be opened."""
+        with cls.opening(path, start, length) as archive:
+            return archive
+
+    @classmethod
+    @contextlib.contextmanager
+    def opening(cls, path: Path, start: int = 0, length: int | None = None) -> Iterator[Archive]:
+        """The same, and the file stays open for all reads inside, as in `reading`. Raises
+        SurgeryError if it changed meanwhile."""
         where = str(path) if length is None else f"{path}, from byte {start} on"
         archive = cls(path, start, where)
         archive._length = length
-        descriptor = reads.opened(path, os.O_NONBLOCK)
+        descriptor = archive._descriptor = reads.opened(path, os.O_NONBLOCK)
         try:
             archive._read_records(descriptor, length)
+            yield archive
+            if _identity(reads.status(descriptor)) != _identity(archive.status):
+                raise _changed(path)
         finally:
+            archive._descriptor = archive._ends = None
             os.close(descriptor)
-        if PICKLE not in archive.records:
-            raise DamagedFile(archive.where, archive.size, f"the archive has no {PICKLE}")
-        if TORCHSCRIPT in archive.records:
-            entry = archive.records[TORCHSCRIPT]
-            what = f"{TORCHSCRIPT} makes this a TorchScript program"
-            raise DamagedFile(archive.where, entry.offset, what)
-        return archive
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process reads it anew, and refuses a file that has changed since."""
@@ -97,20 +101,18 @@ class Archive:
         if not stat.S_ISREG(self.status.st_mode):
             raise DamagedFile(self.where, 0, "this is not a regular file")
         self.size = self.status.st_size - self.start if length is None else length
-        before = max(0, self.size - LAST)
-        last = reads.bytes_at(self.path, descriptor, self.start + before, self.size - before)
-
-        def read_at(offset: int, length: int) -> bytes:
-            if before <= offset <= offset + length <= self.size:
-                return last[offset - before : offset - before + length]
-            return reads.bytes_at(self.path, descriptor, self.start + offset, length)
-
-        if read_at(0, min(4, self.size)) == b"PK\3\4":
-            self.directory = read_directory(self.where, self.size, read_at)
+        self._ends = Ends(self.path, descriptor, self.start, self.size)
+        if self.read_at(0, min(4, self.size)) == b"PK\3\4":
+            self.directory = read_directory(self.where, self.size, self.read_at)
             self.folder, self.records = self.directory.folder, self.directory.records
         else:
             self.directory, self.folder = None, ""
-            self.records = legacy.read_records(self.where, self.size, read_at)
+            self.records = legacy.read_records(self.where, self.size, self.read_at)
+        if PICKLE not in self.records:
+            raise DamagedFile(self.where, self.size, f"the archive has no {PICKLE}")
+        if TORCHSCRIPT in self.records:
+            what = f"{TORCHSCRIPT} makes this a TorchScript program"
+            raise DamagedFile(self.where, self.records[TORCHSCRIPT].offset, what)
 
     def is_current(self) -> bool:
         """Whether the path still leads to the file that was opened, by inode, size and time."""
@@ -121,18 +123,20 @@ class Archive:
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Bytes of the file. Raises SurgeryError if it is not the file that was opened."""
+        if self._ends is not None and (data := self._ends.get(offset, length)) is not None:
+            return data
         if self._descriptor is not None:
             return reads.bytes_at(self.path, self._descriptor, self.start + offset, length)
         with self.opened() as descriptor:
             return reads.bytes_at(self.path, descriptor, self.start + offset, length)
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> Iterator[Archive]:
         """Opens the file once for all reads inside, which must be those of one thread."""
         with self.opened() as descriptor:
             self._descriptor = descriptor
             try:
-                yield
+                yield self
             finally:
                 self._descriptor = None
 

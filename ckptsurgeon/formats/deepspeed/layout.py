@@ -218,10 +218,10 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
 
 def _scanned(path: Path, identity: tuple[int, ...]) -> Archive:
     """The archive of the file that is at `path` while it has this `identity`."""
-    archive = Archive.open(path)
-    if archive.record(PICKLE).size <= KEPT_SCANS:
-        archive.scan(keep=True)
-    return archive
+    with Archive.opening(path) as archive:
+        if archive.record(PICKLE).size <= KEPT_SCANS:
+            archive.scan(keep=True)
+        return archive
 
 
 def _expected(first: Archive, names: Collection[str]) -> list[str]:

@@ -13,16 +13,19 @@ KEPT_SCANS = 2 << 20
 
 
 def opened(paths: Iterable[Path], known: Archive | None = None) -> dict[Path, Archive]:
-    """The archive of each path, `known` among them if its file is as it was. The scans of the
-    first ones are kept for a later edit, up to KEPT_SCANS bytes of pickle."""
+    """The archive of each path with its tree, read while the file is open once; `known` is among
+    them if its file is as it was. The scans of the first ones are kept for a later edit, up to
+    KEPT_SCANS bytes of pickle."""
     have = {known.path: known} if known is not None and known.is_current() else {}
-    archives = {path: have.get(path) or Archive.open(path) for path in paths}
+    archives: dict[Path, Archive] = {}
     room = KEPT_SCANS
-    for archive in archives.values():
-        room -= archive.record(PICKLE).size
-        if room >= 0:
-            with archive.reading():
+    for path in paths:
+        with have[path].reading() if path in have else Archive.opening(path) as archive:
+            room -= archive.record(PICKLE).size
+            if room >= 0:
                 archive.scan(keep=True)
+            archive.tree()
+            archives[path] = archive
     return archives
 
 
@@ -31,8 +34,4 @@ def read_shards(
 ) -> tuple[dict[Path, Any], dict[Path, Archive]]:
     """The tree and the archive of each path; see `opened`."""
     archives = opened(paths, known)
-    trees = {}
-    for path, archive in archives.items():
-        with archive.reading():
-            trees[path] = archive.tree()
-    return trees, archives
+    return {path: archive.tree() for path, archive in archives.items()}, archives
