@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 
 from bench.layout import many
-from bench.round_trips import calls, per_each, traced
+from bench.process import python
+from bench.round_trips import COMMANDS, calls, count, per_each, traced
 
 FEW, MANY = 4, 12
-HELD = {"plan": 9, "apply": 55, "undo": 68, "verify": 19}
+HELD = {"plan": 9, "apply": 53, "undo": 66, "verify": 19}
 """Calls for a shard. The goals are 8 for a plan and 20 for an apply and an undo."""
+STATUS = 13
+"""Calls of `status` for a step. The goal is 3."""
 WORK = """
 import os, sys
 from pathlib import Path
@@ -66,6 +69,17 @@ def test_one_more_shard_takes_no_more_calls_than_before(tmp_path: Path) -> None:
     slopes = {name: per_each(counted[0][name], counted[1][name], MANY - FEW) for name in HELD}
     over = {n: s for n, s in slopes.items() if not 0 < sum(s.values()) <= HELD[n]}
     assert not over, {n: sum(s.values()) for n, s in over.items()}
+
+
+@pytest.mark.skipif(not may_trace(), reason="strace counts the calls")
+def test_status_takes_no_more_calls_for_one_more_step_than_before(tmp_path: Path) -> None:
+    counted = []
+    for steps in (2, 6):
+        root = tmp_path / f"steps-{steps}"
+        python("bench.layout", "three", root, steps)
+        counted.append(count(root, *COMMANDS["status"]))
+    slope = per_each(*counted, 4)
+    assert 0 < sum(slope.values()) <= STATUS, slope
 
 
 def test_only_what_asks_a_server_is_counted() -> None:

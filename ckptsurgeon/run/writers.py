@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -93,9 +94,13 @@ def _saving(root: Path, format: Format, pointers: Mapping[str, int | None]) -> l
         if step < max(named):
             continue
         for item in format.files(root, step):
-            if not item.is_file() or item.is_symlink():
+            try:
+                status = item.lstat()
+            except FileNotFoundError:  # a trainer that cleans up
                 continue
-            saved = item.stat().st_mtime
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            saved = status.st_mtime
             if is_open(item):
                 signs.append(f"{relative(item, root)}: somebody has it open for writing")
             elif step > max(named) and saved > pointed and (ago := fresh(saved)):

@@ -68,8 +68,10 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
 
     def entries(self, run: Path, step: int) -> list[Path]:
         """The folder, and the universal copy beside it."""
-        copy = universal.folder(run, step)
-        return list(dict.fromkeys([self.directory(run, step), *([copy] if copy.is_dir() else [])]))
+        shards, copy = run / f"global_step{step}", universal.folder(run, step)
+        if not copy.is_dir():
+            return [shards]
+        return [shards, copy] if shards.is_dir() else [copy]
 
     def files(self, run: Path, step: int) -> list[Path]:
         """All that lies in the folder, and the files of the universal copy."""
