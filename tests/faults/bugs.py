@@ -150,7 +150,7 @@ def _no_clean_up_after_an_error() -> Iterator[tuple[Any, str, Any]]:
 
 @_bug
 def _exit_1_after_the_commit_point() -> Iterator[tuple[Any, str, Any]]:
-    yield journal, "_waiting", lambda title, error: SurgeryError(f"{title}: {error}", next="y")
+    yield journal, "cut_short", lambda title, error: SurgeryError(f"{title}: {error}", next="y")
 
 
 @_bug
