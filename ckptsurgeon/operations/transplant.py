@@ -287,6 +287,8 @@ def _unlike(run: Run, wanted: Promise, made: Promise) -> Iterator[str]:
             continue
         if isinstance(old, tuple) and isinstance(new, tuple) and set(old) == set(new):
             continue  # of param groups that are in another order
+        if not old and new is None and isinstance(old, tuple):
+            continue  # the source skips nothing, and neither will a step that can't say so
         if old is None:
             unsaid += [f"{name} {new}"] if name not in COUNTERS else []  # which `numbers` says
             continue

@@ -14,7 +14,6 @@ from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import journal
-from ckptsurgeon.transaction.bucket import journal as bucket
 from ckptsurgeon.transaction.bucket.place import Place
 from ckptsurgeon.transaction.journal import Recovery
 from ckptsurgeon.transaction.names import edited
@@ -40,6 +39,8 @@ def apply(
     _refuse_other_run(run, plan)
     run.refuse_busy()
     if (place := Place.of(run.root)) is not None:
+        from ckptsurgeon.transaction.bucket import journal as bucket
+
         receipt = bucket.commit(
             place,
             plan,
@@ -123,6 +124,8 @@ def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
 def recover(run: Run) -> Recovery:
     """Finish a surgery that was cut off after its commit point, or take back one cut off before."""
     if (place := Place.of(run.root)) is not None:
+        from ckptsurgeon.transaction.bucket import journal as bucket
+
         return bucket.recover(place, logs=run.logs.named())
     return journal.recover(run.root, logs=run.logs.named())
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ckptsurgeon import Run, plan
+from ckptsurgeon.operations.transplant import _unlike
 from ckptsurgeon.recipe.file import from_data
 from tests.support.deepspeed_engine import Options, build, client, make, process_group, train
 from tests.support.numbered_steps import saved
@@ -69,3 +71,13 @@ def test_what_the_target_can_not_hold_is_named_with_what_sets_it(runs: Path, tar
     }  # fmt: skip
     made = plan(Run.open(runs / target), from_data({"transplant": section}))
     assert {str(text) for text in made.warnings} == SAID[target]
+
+
+@pytest.mark.parametrize("target", SAID)
+def test_of_ranges_that_nothing_skips_nothing_is_said(runs: Path, target: str) -> None:
+    run = Run.open(runs / target)
+    made = replace(run.checkpoint(run.latest()).state().promise, skip=None)
+    nothing = list(_unlike(run, replace(made, skip=()), made))
+    ranges = list(_unlike(run, replace(made, skip=((8, 9),)), made))
+    assert not nothing
+    assert [text.split(" is ")[0] for text in ranges] == ["skip"]
