@@ -42,9 +42,9 @@ STEPS = (
     Step("parity", 180, ("bench.gpu_checks", "parity")),
     Step("starts", 300, ("bench.gpu_checks", "starts")),
     Step("determinism", 120, ("bench.gpu_checks", "determinism")),
-    Step("sanitizer", 150, ("bench.gpu_checks", "sanitizer")),
     Step("kernels", 330, ("bench.gpu_kernels",)),
     Step("training", 600, ("bench.gpu_training",)),
+    Step("sanitizer", 150, ("bench.gpu_checks", "sanitizer")),
 )  # fmt: skip
 
 
@@ -62,10 +62,10 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
     began = time.monotonic()
     for step in STEPS:
         left = LIMIT - (time.monotonic() - began)
-        if figures.get(step.name, {}).get("ended") or left < 10:
+        if figures.setdefault(step.name, {"lines": [], "ended": False})["ended"] or left < 10:
             continue
         say(step.name)
-        figures[step.name] = {"lines": []}
+        figures[step.name] = {"lines": [], "ended": False}
         words = (*step.words, *(("--small",) if quick else ()))
         keep = partial(_keep, kept, figures, step.name)
         figures[step.name]["ended"] = _run(words, min(step.seconds, left), keep)
@@ -96,6 +96,11 @@ def rows(figures: dict[str, Any]) -> list[Row]:
     found: list[Row] = []
     lines = {name: step["lines"] for name, step in figures.items() if isinstance(step, dict)}
     machine = " · ".join(str(v) for line in lines.get("machine", []) for v in line.values())
+    cut = [name for name, step in figures.items() if isinstance(step, dict) and not step["ended"]]
+    if cut:
+        found.append(
+            Row("gpu: steps that failed or were cut off", len(cut), "", 0, note=", ".join(cut))
+        )
     for line in lines.get("parity", []):
         note = f"of {line['passed'] + line['failed']}  {machine}"
         found.append(

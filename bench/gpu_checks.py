@@ -64,7 +64,7 @@ def machine() -> Iterator[Line]:
 def build() -> Iterator[Line]:
     """How long the kernels take to compile; nothing else is worth a GPU when they do not."""
     began = time.monotonic()
-    done = python("train", "build-kernels", seconds=140)  # type: ignore[arg-type]
+    done = python("train", "build-kernels")
     yield {"seconds": time.monotonic() - began, "said": last(done), "built": not done.returncode}
 
 
