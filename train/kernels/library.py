@@ -17,9 +17,11 @@ from .build import CannotBuildError, build
 MODES = ("auto", "require", "off")
 FALLBACKS: dict[str, Callable[..., Any]] = {}
 OLDEST_GPU = (8, 0)  # of the -gencode flags
+MEASURED_GPU = (9, 0)
+"""Of an H100 and an H200: the GPUs on which the trainer is measured to be faster with the layers'
+kernels than without (docs/decisions/0083-the-layers-kernels-are-on-where-they-are-measured.md)."""
 CHOICES: dict[str, tuple[str, ...]] = {"auto": ("cpu",), "always": ("cpu", "cuda"), "never": ()}
-"""On which devices the layers' kernels compute. `auto`: where they are measured to be at least 1.05
-times as fast as torch.compile and as torch's own; on no GPU have they been measured yet."""
+"""On which devices the layers' kernels compute; `auto` adds a GPU like MEASURED_GPU."""
 NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LIBRARY = torch.library.Library("ckptsurgeon", "DEF")  # type: ignore[no-untyped-call]
 
@@ -87,7 +89,8 @@ def runs_natively(name: str, tensor: torch.Tensor) -> bool:
 def choose(kernels: str) -> None:
     """From now on the layers' kernels compute on the devices of this one of CHOICES."""
     global _chosen
-    _chosen = CHOICES[kernels]
+    on_gpu = device_kind() == "cuda" and torch.cuda.get_device_capability() == MEASURED_GPU
+    _chosen = CHOICES["always" if kernels == "auto" and on_gpu else kernels]
 
 
 _chosen = CHOICES["auto"]

@@ -37,15 +37,26 @@ def test_the_choices_are_those_of_the_config() -> None:
     ("kernels", "on_cpu", "on_gpu"),
     [("auto", True, False), ("always", True, True), ("never", False, False)],
 )
+@pytest.mark.parametrize(
+    ("gpu", "measured"), [((8, 0), False), ((9, 0), True), ((10, 0), False), (None, False)]
+)
 def test_on_a_gpu_the_layers_kernels_are_off_until_they_are_measured(
-    kernels: str, on_cpu: bool, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+    kernels: str,
+    on_cpu: bool,
+    on_gpu: bool,
+    gpu: tuple[int, int] | None,
+    measured: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if load() is not None:
         pytest.skip("no native kernels")
     monkeypatch.setattr("train.kernels.library._has_native", lambda name, key: True)
+    monkeypatch.setattr("train.kernels.library.device_kind", lambda: "cuda" if gpu else "cpu")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: gpu)
     choose(kernels)
     assert runs_natively("bias_gelu", torch.ones(3)) is on_cpu
-    assert runs_natively("bias_gelu", OnGpu()) is on_gpu  # type: ignore[arg-type]
+    expected = on_gpu or (kernels == "auto" and measured)
+    assert runs_natively("bias_gelu", OnGpu()) is expected  # type: ignore[arg-type]
 
 
 def test_without_the_layers_kernels_the_optimizer_keeps_its_own(
