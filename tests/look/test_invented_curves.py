@@ -39,9 +39,9 @@ def test_nothing_healthy_is_ill_and_nothing_ill_is_missed(seed: int) -> None:
 
 
 def test_the_onset_is_within_one_percent() -> None:
-    """All but two: one is 2.3 % early, and one, a slow rise, 2 % late."""
+    """All but one, in which a spike of seven points ends one point before the loss breaks."""
     sick = [seed for seed in HELD_OUT if invented(seed).event is not None]
-    assert sum(not near(seed) for seed in sick) <= 2
+    assert sum(not near(seed) for seed in sick) <= 1
 
 
 FRESH = range(6_000_000, 6_002_000)
@@ -59,7 +59,7 @@ def test_of_a_thousand_divergences_hardly_one_is_missed_or_misdated() -> None:
     sick = [seed for seed in FRESH if invented(seed).event is not None]
     found = [seed for seed in sick if verdict(seed) == DIVERGED]
     assert len(sick) - len(found) <= 1
-    assert sum(not near(seed) for seed in found) <= 0.02 * len(found)
+    assert sum(not near(seed) for seed in found) <= 0.01 * len(found)
 
 
 @pytest.mark.parametrize("seed", [5_000_407, 5_001_297, 5_001_425, 5_002_057, 5_002_215, 5_002_525])
@@ -113,6 +113,17 @@ def test_a_spike_in_a_slow_rise_does_not_date_it(seed: int) -> None:
         return rise + 2.0 * ((t >= 345) & (t < 352))
 
     assert abs(onset(seed, shape) - 300) <= 10
+
+
+@given(st.integers(0, 2**16), st.integers(30, 250), st.sampled_from([1.0, 1.3, 1.5]))
+@settings(max_examples=40, deadline=None, database=None, derandomize=True)
+def test_a_slow_rise_is_dated_by_its_foot(seed: int, length: int, power: float) -> None:
+    """To a tenth of the rise after it began, of which noise hides the first part; hardly before."""
+
+    def shape(t: Any) -> Any:
+        return 2.0 * np.clip((t - 300) / length, 0, 1) ** power
+
+    assert 300 - 6 <= onset(seed, shape) <= 300 + 6 + 0.1 * length
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
 
-from ckptsurgeon.look.advise.rules import STEADY, noise
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-Floats: TypeAlias = "NDArray[np.float64]"
+from ckptsurgeon.look.advise.ramps import foot
+from ckptsurgeon.look.advise.rules import STEADY, Floats, noise
 
 SHARE, LEARNT, NOISES = 0.125, 0.05, 4.0
 """A rise matters that is more than an eighth of the level, a twentieth of what the run has learnt
@@ -93,11 +87,14 @@ def cusum(
 
 
 def onset(values: Floats, rise: Rise, high: float) -> int:
-    """The point at which a rise to the level `high` began. If a jump made most of it, there;
-    else at the bend of two lines, or the jump from one line, that leaves the least squares."""
+    """The point at which a rise to the level `high` began. If a jump made most of it, there; if it
+    is a ramp, at its foot; else at the bend of two lines, or the jump from one line, that leaves
+    the least squares."""
     rise = _main(values, rise, high)
-    at = _jump(values, rise, high)
-    return _bend(values, rise) if at is None else at
+    for at in (_jump(values, rise, high), foot(values, rise.begin, rise.level, high)):
+        if at is not None:
+            return at
+    return _bend(values, rise)
 
 
 def _main(values: Floats, rise: Rise, high: float) -> Rise:
