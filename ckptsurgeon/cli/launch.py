@@ -219,7 +219,7 @@ def start(
     command may be of others.
 
     Its output is the answer; with --json it goes to stderr, and the answer is one document."""
-    from ckptsurgeon.launch import relaunch
+    from ckptsurgeon.launch import relaunch, wandb_fork
     from ckptsurgeon.logs.printed.comparison import Comparison
     from ckptsurgeon.look.expected import expected
     from ckptsurgeon.look.resumed.resume import later_steps
@@ -230,9 +230,18 @@ def start(
             _ask(run, common)
         if not (common.quiet or common.dry_run):
             _show(argv, run)
+    variables = wandb_fork.variables(run)
+    set_first = [f"{name}={value}" for name, value in variables.items()]
+    if variables and not (common.quiet or common.dry_run):
+        what = "its run of W&B goes on from the step that was rolled back to"
+        print(clean(f"sets {shlex.join(set_first)}: {what}"), file=sys.stderr)
     out = unchecked(sys.stderr if common.as_json else sys.stdout)
     if common.dry_run:
-        common.answer(lambda: shlex.join(argv), lambda: report.relaunch_json(argv, promise, None))
+        words = ["env", *set_first, *argv] if set_first else argv
+        common.answer(
+            lambda: shlex.join(words),
+            lambda: report.relaunch_json(argv, promise, None, variables=variables),
+        )
         return
     comparison = (
         None
@@ -241,7 +250,9 @@ def start(
     )
     there = later_steps(run, promise.step - 1)
     try:
-        status = relaunch.relaunch(run, promise, argv, check=check, out=out, comparison=comparison)
+        status = relaunch.relaunch(
+            run, promise, argv, check=check, out=out, comparison=comparison, variables=variables
+        )
     except KeyboardInterrupt:
         raise Cancelled(
             "the trainer was stopped by Ctrl-C",
@@ -255,7 +266,9 @@ def start(
         spoken = comparison if comparison is not None and comparison.lines else None
         common.answer(
             str,
-            lambda: report.relaunch_json(argv, promise, status, comparison=spoken, saved=saved),
+            lambda: report.relaunch_json(
+                argv, promise, status, comparison=spoken, saved=saved, variables=variables
+            ),
         )
     cold = saved is not None and any(each.differs for each in saved[1])
     status = 128 - status if status < 0 else status  # of a signal, as a shell says it

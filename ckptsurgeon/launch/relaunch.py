@@ -157,8 +157,10 @@ def relaunch(
     check: bool,
     out: TextIO,
     comparison: Comparison | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> int:
-    """Run `argv`, pass its output on to `out`, and compare its first line with `promise`.
+    """Run `argv`, with `variables` in its environment too, pass its output on to `out`, and compare
+    its first line with `promise`.
 
     The bundled trainer waits after its line until it is told to go on, so it trains no step on a
     broken promise. A trainer of the user's own is compared at its first JSON object, wherever
@@ -172,7 +174,8 @@ def relaunch(
     compared = False
     live = None if bundled or comparison is None else LiveComparison(run, comparison)
     # Python keeps lines back where its output is a pipe: they would come when it is too late.
-    environment = None if live is None else {"PYTHONUNBUFFERED": "1", **os.environ}
+    unbuffered = {} if live is None else {"PYTHONUNBUFFERED": "1"}
+    environment = {**unbuffered, **os.environ, **(variables or {})}
     with _started(run, argv, environment) as trainer, _passed_on(trainer):
         assert trainer.stdin is not None and trainer.stdout is not None
         try:
@@ -220,7 +223,7 @@ def relaunch(
 
 
 def _started(
-    run: Run, argv: Sequence[str], environment: Mapping[str, str] | None
+    run: Run, argv: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(

@@ -317,11 +317,13 @@ def relaunch_json(
     script: str | None = None,
     comparison: Comparison | None = None,
     saved: tuple[int, Sequence[Verdict]] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The document of `relaunch`; `status` is null when nothing was started."""
     return {
         "schema": SCHEMA,
         "command": list(argv),
+        "environment": dict(variables or {}),
         "promise": promise_json(promise),
         "status": status,
         "script": script,

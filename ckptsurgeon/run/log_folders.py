@@ -57,7 +57,7 @@ class LogFolders:
 
     def by_kind(self) -> tuple[list[Path], list[Path], list[Path]]:
         """By one walk: folders with event files; tables and JSON lines, and those that the settings
-        name; files of offline runs of W&B. What a surgery made to keep a cut branch is not among
+        name; files of runs of W&B. What a surgery made to keep a cut branch is not among
         them. Raises UsageError for a log of the settings that is not there, or not in the run."""
         folders, rows, runs = self._seen()
         return folders, list(dict.fromkeys([*rows, *self._named_files()])), runs
@@ -73,7 +73,7 @@ class LogFolders:
             if any(EVENTS in name for name in files):
                 folders.append(here)
             rows += [here / name for name in ROWS if name in files]
-            if here.name.startswith("offline-run-"):
+            if here.name.startswith(("offline-run-", "run-")):
                 runs += [here / name for name in sorted(filter(is_wandb, files))]
         return list(dict.fromkeys(folders)), _own(rows), _own(runs)
 

@@ -121,7 +121,10 @@ def test_what_a_server_has_stays_and_the_words_to_type_are_said(tmp_path: Path) 
     path.with_name("run-abc.wandb.synced").touch()
     changes, warnings = run_of(tmp_path).cut(Cut(Marks(6)))
     assert changes == []
+    assert 'wandb.init(fork_from="abc?_step=5")' in warnings[0]
     assert 'WANDB_FORK_FROM="abc?_step=5"' in warnings[0]
+    assert 'wandb.init(id="abc", resume_from="abc?_step=5")' in warnings[0]
+    assert 'WANDB_RUN_ID="abc" WANDB_RESUME_FROM="abc?_step=5"' in warnings[0]
     assert run_of(tmp_path).rename_keys(NewNames({"loss": "x"}))[0] == []
 
 

@@ -90,9 +90,11 @@ def write_run(
     id: str = "abc",
     time: int = 1_700_000_000,
     more: Mapping[str, object] | None = None,
+    online: bool = False,
 ) -> Path:
-    """The file of one start of a trainer that logs each of these steps, a second apart."""
-    folder = root / "wandb" / f"offline-run-{time}-{id}"
+    """The file of one start of a trainer that logs each of these steps, a second apart; `online`
+    is sent while it is logged."""
+    folder = root / "wandb" / f"{'' if online else 'offline-'}run-{time}-{id}"
     folder.mkdir(parents=True)
     records = [bytes_field(21, b""), of_run(id)]
     for i, step in enumerate(steps):

@@ -1,4 +1,4 @@
-"""An offline run of W&B, of which each start of the trainer wrote a file, as a log of a run."""
+"""A run of W&B, of which each start of the trainer wrote a file, as a log of a run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import again
 from ckptsurgeon.logs import signals, trail
+from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
 from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream
 from ckptsurgeon.logs.wandb import framing, record
@@ -31,14 +32,18 @@ END = 256 << 10
 """Bytes at the end of a file in which its last step is looked for."""
 OWN = "_step"
 """What W&B counts itself."""
+OFFLINE = "offline-run-"
+"""How the folder of a start is called that sent nothing; of any other it is `run-`."""
 WALL = "_timestamp"
+ID, FORK, RESUME = "WANDB_RUN_ID", "WANDB_FORK_FROM", "WANDB_RESUME_FROM"
+"""Variables by which a trainer's next start goes on from a point of a run that a server has."""
 
 
 def found(files: Sequence[Path], root: Path) -> list[OfflineRun]:
     """The runs of these files: those of one folder with one id follow one another by name, which
     begins with the time."""
     runs: dict[tuple[Path, str], list[Path]] = {}
-    for path in sorted(files):
+    for path in sorted(files, key=lambda path: str(path).replace(f"/{OFFLINE}", "/run-")):
         match = NAME.fullmatch(path.name)
         if match:
             runs.setdefault((path.parent.parent, match["id"]), []).append(path)
@@ -47,7 +52,8 @@ def found(files: Sequence[Path], root: Path) -> list[OfflineRun]:
 
 class OfflineRun(LogSource):
     """History that is not of a step's leaves, and the summaries that it made; system metrics leave
-    by their time, and all else stays: the config, definitions, what was printed."""
+    by their time, and all else stays: the config, definitions, what was printed. A file whose
+    records a server has is left alone: people look there."""
 
     def __init__(self, paths: Sequence[Path], root: Path, id: str) -> None:
         super().__init__(paths[-1], root)
@@ -76,31 +82,45 @@ class OfflineRun(LogSource):
                     yield record.said(item.data).values
 
     def cut(self, cut: Cut) -> tuple[list[AnyChange], list[str]]:
+        changes: list[AnyChange] = []
+        warnings: list[str] = []
+        for log, own, step in self._parted(cut.marks):
+            if own.all():
+                continue
+            if _on_server(log.path):
+                warnings.append(self._synced(log.path, step))
+                continue
+            changes += self._changes(log, own, cut)
+        return changes, list(dict.fromkeys(warnings))
+
+    def goes_on_from(self, marks: Marks) -> int | None:
+        """W&B's own step of the last point that leads to `marks`, where a server has later ones."""
+        parted = self._parted(marks)
+        later = any(not own.all() for log, own, _ in parted if _on_server(log.path))
+        return parted[-1][2] if later else None
+
+    def _parted(self, marks: Marks) -> list[tuple[_Log, NDArray[np.bool_], int]]:
+        """Each file, which of its points lead to `marks`, and W&B's own step of the last one that
+        does of all up to it; none where nothing counts steps."""
         import numpy as np
 
         logs = [_Log(path) for path in self.paths]
         names = [name for log in logs for name in log.names]
         key = signals.step_name(dict.fromkeys(names), None)
         if key is None:
-            return [], []
+            return []
         steps = np.concatenate([log.steps(key) for log in logs])
         walls = np.concatenate([log.column(WALL) for log in logs])
-        flags = trail.leading_to(steps, walls, cut.marks, relative(self.path, self.root))
+        flags = trail.leading_to(steps, walls, marks, relative(self.path, self.root))
         borders = np.cumsum([0, *(log.points for log in logs)])
-        changes: list[AnyChange] = []
-        warnings: list[str] = []
-        kept_step = -1
+        parted = []
+        last = -1
         for log, first, end in zip(logs, borders[:-1], borders[1:], strict=True):
             own = flags[first:end]
             kept = log.column(OWN)[own]
-            kept_step = max([kept_step, *(int(step) for step in kept[np.isfinite(kept)])])
-            if own.all():
-                continue
-            if log.path.with_name(log.path.name + SYNCED).exists():
-                warnings.append(self._synced(log.path, kept_step))
-                continue
-            changes += self._changes(log, own, cut)
-        return changes, warnings
+            last = max([last, *(int(step) for step in kept[np.isfinite(kept)])])
+            parted.append((log, own, last))
+        return parted
 
     def _changes(self, log: _Log, flags: NDArray[np.bool_], cut: Cut) -> list[AnyChange]:
         """The new file, or that it leaves, and what keeps the cut branch."""
@@ -132,10 +152,14 @@ class OfflineRun(LogSource):
         return folder / f"run-{self.id}-{name}.wandb"
 
     def _synced(self, path: Path, step: int) -> str:
+        if step < 0:
+            return f"{relative(path, self.root)} stays as it is: a server has it"
+        at = f"{self.id}?_step={step}"
         return (
             f"{relative(path, self.root)} stays as it is: a server has it. Let the next start fork "
-            f'it with WANDB_FORK_FROM="{self.id}?_step={step}", which W&B reads itself, or go on '
-            "in the same run with WANDB_RESUME_FROM"
+            f'it with wandb.init(fork_from="{at}"), or {FORK}="{at}", which W&B reads itself; or '
+            f'go on in the same run with wandb.init(id="{self.id}", resume_from="{at}"), or '
+            f'{ID}="{self.id}" {RESUME}="{at}"'
         )
 
     def rename_keys(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
@@ -153,7 +177,7 @@ class OfflineRun(LogSource):
             seen |= new
             if all(old == new_name for old, new_name in new.items()):
                 continue
-            if path.with_name(path.name + SYNCED).exists():
+            if _on_server(path):
                 warnings += (f"{relative(path, self.root)} stays as it is: a server has it",)
                 continue
             file = relative(path, self.root)
@@ -279,6 +303,12 @@ class _Log:
                     framed.copy(item)
                 at += 1
         return framed
+
+
+def _on_server(path: Path) -> bool:
+    """Whether the records of a file were uploaded: by `wandb sync`, or while they were logged."""
+    uploaded = path.with_name(path.name + SYNCED).exists()
+    return uploaded or not path.parent.name.startswith(OFFLINE)
 
 
 def counts_steps(name: bytes) -> bool:
