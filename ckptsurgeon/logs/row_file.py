@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import re
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,13 +19,13 @@ from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
 from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream
 from ckptsurgeon.plans.edits import AnyChange, Content, Piece, Rewrite, Span, relative
 from ckptsurgeon.plans.log_fields import LOGS
+from ckptsurgeon.transaction.json_keys import keys_renamed
 
 END = 256 << 10
 """Bytes at the end of a file in which its last step is looked for."""
 EPOCH = 1e9
 """What a time is at least that counts the seconds since 1970, and not since the start."""
 CHUNK = 1 << 20
-TOKEN = re.compile(rb'(?P<text>"(?:[^"\\]|\\.)*")(?P<key>\s*:)?|[{}\[\]]')
 
 
 class RowFile(LogSource):
@@ -136,7 +135,7 @@ class _Record:
         if self.table and not self.header:
             return self.line
         if not self.header:
-            return _object_renamed(self.line, new)
+            return keys_renamed(self.line, new)
         text = io.StringIO()
         end = "\r\n" if self.line.endswith(b"\r\n") else "\n"
         csv.writer(text, delimiter=self.table, lineterminator=end).writerow(map(new.get, self.item))
@@ -264,19 +263,3 @@ class _Pieces:
         self._flush(new=True)
         self._flush(new=False)
         return tuple(self._pieces)
-
-
-def _object_renamed(line: bytes, new: Mapping[str, str]) -> bytes:
-    """The keys of an object, at its top, by other names; every other byte stays."""
-    out, at, depth = bytearray(), 0, 0
-    for token in TOKEN.finditer(line):
-        if token[0] in b"{[":
-            depth += 1
-        elif token[0] in b"}]":
-            depth -= 1
-        elif depth == 1 and token["key"]:
-            key = json.loads(token["text"])
-            if new.get(key, key) != key:
-                out += line[at : token.start()] + json.dumps(new[key]).encode()
-                at = token.end("text")
-    return bytes(out + line[at:])

@@ -50,14 +50,46 @@ def leading_to(
     flags = np.zeros(len(steps), bool)
     if not len(known):
         return ~flags
-    own, times = steps[known], walls[known]
-    for stretch, bound in _chain(_stretches(own), own, times, marks, what):
-        here = slice(stretch.start, stretch.stop)
-        flags[known[here]] = own[here] <= bound
+    own = steps[known]
+    flags[known] = own <= _bounds(own, walls[known], marks, what)
     before = np.searchsorted(known, np.arange(len(steps)), "right") - 1
     none = steps == NONE
     flags[none] = np.where(before[none] < 0, True, flags[known[np.maximum(before[none], 0)]])
     return flags
+
+
+def beside_clock(
+    steps: NDArray[np.int64],
+    walls: NDArray[np.float64],
+    clock: NDArray[np.bool_],
+    others: NDArray[np.bool_],
+    marks: Marks,
+    what: str,
+) -> NDArray[np.bool_]:
+    """The same, where only the points with the flag `clock` are known to be logged in order of
+    their steps. One of `others` counts the same steps and may come late: it is of the history as
+    far as its step is in that of the clock there. All else goes the way of the clock before it."""
+    import numpy as np
+
+    at = np.flatnonzero(clock)
+    if not len(at):
+        return np.ones(len(steps), bool)
+    bounds = _bounds(steps[at], walls[at], marks, what)
+    before = np.searchsorted(at, np.arange(len(steps)), "right") - 1
+    bound, time = bounds[np.maximum(before, 0)], steps[at][np.maximum(before, 0)]
+    return np.where(clock | others, steps <= bound, (before < 0) | (time <= bound))
+
+
+def _bounds(
+    steps: NDArray[np.int64], walls: NDArray[np.float64], marks: Marks, what: str
+) -> NDArray[np.int64]:
+    """Of each point, the last step that counts in its stretch, -1 where none does."""
+    import numpy as np
+
+    bounds = np.full(len(steps), -1, np.int64)
+    for stretch, bound in _chain(_stretches(steps), steps, walls, marks, what):
+        bounds[stretch.start : stretch.stop] = bound
+    return bounds
 
 
 def _stretches(steps: NDArray[np.int64]) -> list[_Stretch]:

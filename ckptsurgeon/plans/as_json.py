@@ -35,6 +35,7 @@ from ckptsurgeon.plans.edits import (
 )
 from ckptsurgeon.plans.plan import Fingerprint, Plan, Receipt
 from ckptsurgeon.plans.promise import Promise
+from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.plans.record_types import made
 from ckptsurgeon.plans.sources import Columns, Decoded, Encoded, Scales, Source, Woven
 
@@ -42,8 +43,8 @@ _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         Fill, Elements, Source, Columns, Woven, Decoded, Encoded, Scales, Computed, Checksum,
-        Renamed, Each, Change, NewText, NewName, NewStep, Aside, Span, Hole, Content, Link, Rewrite,
-        Relink, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise, Plan, Receipt,
+        Renamed, Each, Change, NewText, NewName, NewStep, Aside, Span, Hole, Content, Link, Queries,
+        Rewrite, Relink, Move, Replace, Append, Truncate, Tail, Fingerprint, Promise, Plan, Receipt,
     )
 }  # fmt: skip
 

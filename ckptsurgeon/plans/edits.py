@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.plans.sources import Numbers, Range
 from ckptsurgeon.plans.spans import rows
 
@@ -31,7 +32,6 @@ def relative(path: Path, root: Path) -> str:
 Scalar: TypeAlias = bool | int | float | str | None
 Value: TypeAlias = Scalar | list[Any] | tuple[Any, ...]
 Key: TypeAlias = str | int
-
 ZEROS = "zeros"
 """`Change.new` of a tensor whose every element becomes 0."""
 ABSENT = "absent"
@@ -163,7 +163,7 @@ class NewStep(NewName):
 
 @dataclass(frozen=True)
 class Aside:
-    """A checkpoint or an event file that goes to the attic as it is."""
+    """A checkpoint or a log that goes to the attic as it is."""
 
     file: str
     field: str
@@ -238,11 +238,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A small file that gets new bytes (`old` says what it was), or a new one when `new_file`."""
+    """A file that gets new bytes, or a new one when `new_file`."""
 
     file: str
     field: str
-    content: Content
+    content: Content | Queries
     note: str
     new_file: bool = False
 
@@ -284,7 +284,7 @@ class Replace:
     file: str
     staged: str
     kept: str
-    content: Content | Link | None = None
+    content: Content | Link | Queries | None = None
 
 
 SHORT_GAP = 64 << 10

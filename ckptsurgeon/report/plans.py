@@ -20,6 +20,7 @@ from ckptsurgeon.plans.edits import (
 )
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.promise import Promise
+from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.report.changes import changes
 from ckptsurgeon.report.edits import edits
 from ckptsurgeon.report.style import (
@@ -162,6 +163,8 @@ def cost(edits: Sequence[Edit]) -> str:
             file = edit.file if isinstance(edit, Replace) else edit.like
             if file is not None and file.endswith(SHARDS) and pieces:
                 copied.add(file)  # once, though it is first emptied where two must agree
+        elif isinstance(edit, Replace) and isinstance(edit.content, Queries):
+            written += edit.content.size
     shards = f"{count(len(copied), 'shard')} copied" if copied else "no shard copied"
     return f"{size(written)} written, {shards}"
 

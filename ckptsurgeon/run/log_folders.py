@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Format
@@ -16,10 +16,24 @@ from ckptsurgeon.plans.edits import Move, relative
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import receipts
-from ckptsurgeon.transaction.home import EVENTS, HOME, NOTE, ROWS, is_log, is_wandb
+from ckptsurgeon.transaction.home import EVENTS, HOME, NOTE, ROWS, is_database, is_log, is_wandb
 
 ABOVE = 2
 """So far above the run a log folder may be that holds it: further up are the logs of others."""
+
+if TYPE_CHECKING:
+    from ckptsurgeon.logs.source import LogSource
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """Folders with event files; tables and JSON lines; files of runs of W&B; databases of
+    trackers."""
+
+    folders: list[Path]
+    rows: list[Path]
+    wandb: list[Path]
+    databases: list[Path]
 
 
 @dataclass(frozen=True)
@@ -55,18 +69,41 @@ class LogFolders:
             )
         return folder
 
-    def by_kind(self) -> tuple[list[Path], list[Path], list[Path]]:
-        """By one walk: folders with event files; tables and JSON lines, and those that the settings
-        name; files of runs of W&B. What a surgery made to keep a cut branch is not among
-        them. Raises UsageError for a log of the settings that is not there, or not in the run."""
-        folders, rows, runs = self._seen()
-        return folders, list(dict.fromkeys([*rows, *self._named_files()])), runs
+    def by_kind(self) -> LogFiles:
+        """By one walk; a file that the settings name is a table, if it is no database by its name.
+        What a surgery made to keep a cut branch is not among them. Raises UsageError for a log of
+        the settings that is not there, or not in the run."""
+        seen = self._seen()
+        for path in self._named_files():
+            kind = seen.databases if is_database(path.name) else seen.rows
+            kind += [path] if path not in kind else []
+        return seen
 
-    def _seen(self) -> tuple[list[Path], list[Path], list[Path]]:
+    def sources(self) -> list[LogSource]:
+        """Each of them, as what cuts, renames and notes."""
+        from ckptsurgeon.logs.databases import found
+        from ckptsurgeon.logs.event_folder import EventFolder
+        from ckptsurgeon.logs.row_file import RowFile
+        from ckptsurgeon.logs.wandb import offline_run
+
+        files = self.by_kind()
+        events: list[LogSource] = [EventFolder(path, self.root) for path in files.folders]
+        tables = (RowFile(path, self.root) for path in files.rows)
+        runs = offline_run.found(files.wandb, self.root)
+        databases = found.found(files.databases, self.root, self.tracker_runs())
+        return [*events, *tables, *runs, *databases]
+
+    def tracker_runs(self) -> list[str]:
+        """The runs in databases of trackers that the settings name."""
+        names = self.settings.get("tracker_runs", [])
+        return [str(name) for name in (names if isinstance(names, list) else [names])]
+
+    def _seen(self) -> LogFiles:
         branches = self.branches()
         folders: list[Path] = []
         rows: list[Path] = []
         runs: list[Path] = []
+        databases: list[Path] = []
         for here, _, files in self._walk():
             if here in branches:
                 continue
@@ -75,11 +112,13 @@ class LogFolders:
             rows += [here / name for name in ROWS if name in files]
             if here.name.startswith(("offline-run-", "run-")):
                 runs += [here / name for name in sorted(filter(is_wandb, files))]
-        return list(dict.fromkeys(folders)), _own(rows), _own(runs)
+            databases += [here / name for name in sorted(filter(is_database, files))]
+        trackers = _trackers(_own(databases))
+        return LogFiles(list(dict.fromkeys(folders)), _own(rows), _own(runs), trackers)
 
     def folders(self) -> list[Path]:
         """Folders with event files."""
-        return self._seen()[0]
+        return self._seen().folders
 
     def branches(self) -> set[Path]:
         """Folders that surgeries made for cut branches: no trainer writes there."""
@@ -99,13 +138,13 @@ class LogFolders:
 
     def others(self) -> list[Path]:
         """All logs that are no event files."""
-        _, rows, runs = self.by_kind()
-        return [*rows, *runs]
+        files = self.by_kind()
+        return [*files.rows, *files.wandb, *files.databases]
 
     def all(self) -> list[Path]:
         """All logs, notes about surgeries among them."""
-        folders, rows, runs = self.by_kind()
-        return [*_events(folders), *rows, *runs]
+        files = self.by_kind()
+        return [*_events(files.folders), *files.rows, *files.wandb, *files.databases]
 
     def _without_notes(self, files: Iterable[Path]) -> list[str]:
         return [relative(file, self.root) for file in files if not file.name.endswith(NOTE)]
@@ -176,6 +215,15 @@ class LogFolders:
 
 def _events(folders: Iterable[Path]) -> list[Path]:
     return [file for folder in folders for file in sorted(folder.glob(f"*{EVENTS}*"))]
+
+
+def _trackers(paths: Sequence[Path]) -> list[Path]:
+    """The databases of trackers among these."""
+    if not paths:
+        return []
+    from ckptsurgeon.logs.databases.found import is_log as is_tracker
+
+    return list(filter(is_tracker, paths))
 
 
 def _own(paths: Iterable[Path]) -> list[Path]:

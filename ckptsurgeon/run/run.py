@@ -364,14 +364,7 @@ class Run:
 
     def log_sources(self) -> list[LogSource]:
         """Each of its logs, as what cuts, renames and notes."""
-        from ckptsurgeon.logs.event_folder import EventFolder
-        from ckptsurgeon.logs.row_file import RowFile
-        from ckptsurgeon.logs.wandb import offline_run
-
-        folders, rows, runs = self.logs.by_kind()
-        events: list[LogSource] = [EventFolder(path, self.root) for path in folders]
-        tables = (RowFile(path, self.root) for path in rows)
-        return [*events, *tables, *offline_run.found(runs, self.root)]
+        return self.logs.sources()
 
     def trainer(self) -> str | None:
         """That a trainer is alive in this run, with the first evidence of it; None without any."""

@@ -133,11 +133,12 @@ def meant(start: Path) -> list[Hint]:
 
 def _settings(file: Path) -> dict[str, Any]:
     data = plain_yaml.read(file)
-    known = ("name", "tensorboard", "logs", "relaunch", "format", "optimizer")
+    known = ("name", "tensorboard", "logs", "tracker_runs", "relaunch", "format", "optimizer")
     for key in data:
         if key not in known:
             raise unknown_key(key, known, str(file))
     events, logs = data.get("tensorboard", []), data.get("logs", [])
+    runs = data.get("tracker_runs", [])
     kinds = {
         "name": ("a text", _is_plain(data.get("name", ""))),
         "format": ("a text", _is_plain(data.get("format", ""))),
@@ -146,6 +147,8 @@ def _settings(file: Path) -> dict[str, Any]:
                         all(map(_is_plain, events if isinstance(events, list) else [events]))),
         "logs": ("a file or a list of files",
                  all(map(_is_plain, logs if isinstance(logs, list) else [logs]))),
+        "tracker_runs": ("a name or a list of names",
+                         all(map(_is_plain, runs if isinstance(runs, list) else [runs]))),
         "relaunch": ("a mapping", isinstance(data.get("relaunch", {}), dict)),
     }  # fmt: skip
     for key, (kind, fits) in kinds.items():

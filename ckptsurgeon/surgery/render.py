@@ -26,6 +26,7 @@ from ckptsurgeon.plans.edits import (
     Rewrite,
     Span,
 )
+from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.names import refuse_foreign
 
@@ -49,6 +50,7 @@ def render(
     asides: list[Edit] = []
     links: list[Relink] = []
     copies: dict[str, Content] = {}
+    queries: dict[str, Queries] = {}
     named: dict[str, str] = {}
     folders: dict[str, str] = {}
     for change in changes:
@@ -57,10 +59,15 @@ def render(
             (asides if change.field == "checkpoint" else logs).append(move)
         elif isinstance(change, Relink):
             links.append(change)
-        elif isinstance(change, Rewrite) and change.field == "latest":
-            copies[change.file] = change.content
         elif isinstance(change, Rewrite):
-            logs.append(rewrite(run, change.file, change.content, id, new=change.new_file))
+            content = change.content
+            if isinstance(content, Queries):
+                before = queries.get(change.file)
+                queries[change.file] = content if before is None else before.then(content)
+            elif change.field == "latest":
+                copies[change.file] = content
+            else:
+                logs.append(rewrite(run, change.file, content, id, new=change.new_file))
         elif isinstance(change, NewName):
             name = str(PurePosixPath(change.file).with_name(str(change.new)))
             if (run.root / change.file).is_dir():
@@ -73,6 +80,7 @@ def render(
             pointers.append(rewrite(run, change.file, text, id, new=change.old is None))
         else:
             shards.setdefault(change.file, []).append(change)
+    logs += [replaced(run, file, content, id) for file, content in queries.items()]
     rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
     asides += [Move(folder, run.attic(folder, id)) for folder in folders]
     copied = {file: _copied(content, rendered) for file, content in copies.items()}
@@ -195,7 +203,7 @@ def rewrite(run: Run, file: str, content: Content, id: str, *, new: bool) -> Edi
     return Move(run.staging(file, id), file, content) if new else replaced(run, file, content, id)
 
 
-def replaced(run: Run, file: str, content: Content | Link, id: str) -> Replace:
+def replaced(run: Run, file: str, content: Content | Link | Queries, id: str) -> Replace:
     """`file` gets `content`; what it was goes to the attic."""
     return Replace(file, run.staging(file, id), run.attic(file, id), content)
 

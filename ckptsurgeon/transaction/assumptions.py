@@ -30,6 +30,7 @@ from ckptsurgeon.plans.edits import (
     Truncate,
 )
 from ckptsurgeon.plans.plan import Fingerprint
+from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.plans.sources import Numbers
 from ckptsurgeon.remote import reads
 
@@ -170,13 +171,17 @@ def _twice(names: Iterable[str]) -> set[str]:
 
 
 def _check_source(
-    root: Path, file: str, content: Content | Link | None, ours: Collection[str] = ()
+    root: Path, file: str, content: Content | Link | Queries | None, ours: Collection[str] = ()
 ) -> None:
     there = os.path.lexists(root / file)
     if content is None and not there:
         raise SurgeryError(f"{root / file} does not exist", next=AGAIN)
     if content is not None and there and file not in ours:
         raise SurgeryError(f"{root / file}: a file is in the way of the staged one", next=AGAIN)
+    if isinstance(content, Queries):
+        from ckptsurgeon.transaction import databases
+
+        databases.refuse_live(root / content.file)
     sizes: dict[str, int] = {}
     for piece in content.pieces if isinstance(content, Content) else ():
         spans: list[Span | Numbers] = [piece] if isinstance(piece, Span) else []

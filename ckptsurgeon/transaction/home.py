@@ -29,12 +29,18 @@ def has_receipts(folder: Path) -> bool:
 def is_log(name: str) -> bool:
     """Whether a file of this name, or path, is a log that a surgery may edit."""
     last = name.rpartition("/")[2]
-    return EVENTS in last or last in ROWS or is_wandb(last)
+    return EVENTS in last or last in ROWS or is_wandb(last) or is_database(last)
 
 
 def is_wandb(name: str) -> bool:
     """Whether a file of this name has the records of a run of W&B."""
     return name.startswith("run-") and name.endswith(".wandb")
+
+
+def is_database(name: str) -> bool:
+    """Whether a file of this name may be the database of a tracker: MLflow's `mlflow.db`, or that
+    of a project of Trackio."""
+    return name.endswith(".db")
 
 
 def in_attic(name: str) -> bool:

@@ -27,6 +27,7 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import shell
 from ckptsurgeon.plans.edits import Computed, Content, Edit, Move, Replace, Span, Tail
+from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.transaction.home import ATTIC, HOME, is_log
 
 ID = re.compile(r"[0-9]{4,18}")
@@ -127,6 +128,8 @@ def _sources(edit: Edit | Tail) -> Iterator[str]:
     content = edit.content if isinstance(edit, (Move, Replace)) else None
     if isinstance(edit, Move) and edit.like is not None:
         yield edit.like
+    if isinstance(content, Queries):
+        yield content.file
     for piece in content.pieces if isinstance(content, Content) else ():
         if isinstance(piece, Span):
             yield piece.file

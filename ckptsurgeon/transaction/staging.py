@@ -35,6 +35,7 @@ from ckptsurgeon.plans.edits import (
     length,
 )
 from ckptsurgeon.plans.plan import Plan, Receipt
+from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import computing, job_list, kept, receipts
 from ckptsurgeon.transaction.computing import Place, Sum
@@ -184,7 +185,7 @@ class _Staged(NamedTuple):
     """A file to be staged; it gets the rights of the file `like`."""
 
     name: str
-    content: Content | Link
+    content: Content | Link | Queries
     like: str | None = None
 
 
@@ -269,6 +270,11 @@ def _begin(root: Path, staged: _Staged, kept: bool = False) -> None:
         disk.symlink(content.target, path)
         if str(path.readlink()) != content.target:
             raise job_list.unlike(path, 0)
+        return
+    if isinstance(content, Queries):
+        from ckptsurgeon.transaction import databases  # SQLite, which few surgeries need
+
+        databases.stage(root, path, content, staged.like)
         return
     there = kept and os.path.lexists(path)
     with disk.opened(path) if there else disk.created(path) as descriptor:

@@ -10,6 +10,12 @@ from tests.faults.surgeries import scenarios
 from tests.faults.world import Scenario
 from tests.support.event_logs import write_log
 from tests.support.tiny_run import make_run
+from tests.support.tracker_databases import (
+    log_to_mlflow,
+    log_to_trackio,
+    mlflow_curves,
+    trackio_curves,
+)
 from tests.support.wandb_files import unframed, write_run
 
 STEPS, BACK = 4, 2
@@ -26,6 +32,9 @@ def make(root: Path) -> Path:
     rows = ({"step": step, "loss": 2.0} for step in range(1, STEPS + 1))
     (root / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_run(root, range(1, STEPS + 1))
+    points = [(step, {"loss": 2.0}) for step in range(1, STEPS + 1)]
+    log_to_mlflow(root / "mlflow.db", points)
+    log_to_trackio(root / "p.db", points)
     for path in root.rglob("*"):
         os.utime(path, ns=(TIME, TIME))
     return root
@@ -43,7 +52,14 @@ def read(world: Path) -> str | None:
     steps = [json.loads(row)["step"] for row in (root / "metrics.jsonl").read_text().splitlines()]
     (run,) = root.glob("wandb/offline-run-*-abc/*.wandb")
     points = [item for item in unframed(run.read_bytes()) if item[0] == 2 << 3 | 2]
-    for rows in (len(table), len(steps), len(points)):
+    both = (mlflow_curves(root / "mlflow.db"), trackio_curves(root / "p.db"))
+    tracked = [len(curves["train"]) for curves in both]
+    for rows in (
+        len(table),
+        len(steps),
+        len(points),
+        *(len(curves["train"]) for curves in tracked),
+    ):
         if rows not in (BACK, STEPS):
             return f"{rows} rows"
     return None

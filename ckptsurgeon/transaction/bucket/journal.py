@@ -36,6 +36,7 @@ from ckptsurgeon.plans.edits import (
     Truncate,
 )
 from ckptsurgeon.plans.plan import Plan, Receipt
+from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.remote import parts, reads
 from ckptsurgeon.remote.writes import Changed, Head, Upload
@@ -104,6 +105,8 @@ def refuse_impossible(edits: Sequence[Edit]) -> None:
         name = edit.dst if isinstance(edit, Move) else edit.file
         if isinstance(content, Link):
             raise SurgeryError(f"{name}: a bucket has no symbolic links", next=_ON_DISK)
+        if isinstance(content, Queries):
+            raise SurgeryError(f"{name}: a database is not changed in a bucket", next=_ON_DISK)
         if any(isinstance(piece, (Computed, Checksum)) for piece in content.pieces):
             what = f"{name}: new tensors are not computed in a bucket yet"
             raise SurgeryError(what, next=_ON_DISK)

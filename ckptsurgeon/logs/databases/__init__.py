@@ -1,0 +1,1 @@
+"""Logs that are rows of a SQLite database, which others of its runs may share."""
