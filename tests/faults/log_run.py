@@ -54,12 +54,7 @@ def read(world: Path) -> str | None:
     points = [item for item in unframed(run.read_bytes()) if item[0] == 2 << 3 | 2]
     both = (mlflow_curves(root / "mlflow.db"), trackio_curves(root / "p.db"))
     tracked = [len(curves["train"]) for curves in both]
-    for rows in (
-        len(table),
-        len(steps),
-        len(points),
-        *(len(curves["train"]) for curves in tracked),
-    ):
+    for rows in (len(table), len(steps), len(points), *tracked):
         if rows not in (BACK, STEPS):
             return f"{rows} rows"
     return None
