@@ -105,28 +105,32 @@ class Trackio(Database):
     def _beside(
         self, database: sqlite3.Connection, table: str, parted: Parted, first: int, after: int
     ) -> Iterator[Statement]:
-        """The rows of another table that came with points [first, after): after the time of the
-        point before them and before that of the next one, and with a step not below theirs."""
+        """The rows of another table that came with points [first, after): with a step that is not
+        below theirs, or else after the time of the point before them; and written before the
+        trainer went on. A point has the time at which it was sent, so what was logged with it may
+        be older."""
         names = columns(database, table)
         time = "created_at" if table == "pending_uploads" else "timestamp"
         if time not in names:
             return
-        rows = parted.points.rows
-        when = "(SELECT timestamp FROM metrics WHERE id = ?)"
-        where, values = [], []
+        rows, walls = parted.points.rows, parted.points.walls
+        later = "1"
+        values: list[str | int] = []
         if first > 0:
-            where.append(f"{time} > {when}")
+            later = f"{time} > (SELECT timestamp FROM metrics WHERE id = ?)"
             values.append(int(rows[first - 1]))
-        if after < len(rows):
-            where.append(f"{time} < {when}")
-            values.append(int(rows[after]))
+        where = later
         if "step" in names:
-            lowest = "(SELECT min(step) FROM metrics WHERE id BETWEEN ? AND ? AND {id} = ?)"
-            where.append(f"(step IS NULL OR step >= {lowest.format(id=_id(database))})")
-            bounds = (int(rows[first]), int(rows[after - 1]), parted.run.id)
-            yield _taken(database, table, parted, " AND ".join(where), (*values, *bounds))
-            return
-        yield _taken(database, table, parted, " AND ".join(where), tuple(values))
+            lowest = (
+                f"SELECT min(step) FROM metrics WHERE id BETWEEN ? AND ? AND {_id(database)} = ?"
+            )
+            where = f"CASE WHEN step IS NULL THEN {later} ELSE step >= ({lowest}) END"
+            values += [int(rows[first]), int(rows[after - 1]), parted.run.id]
+        if after < len(rows) and math.isfinite(between := (walls[after - 1] + walls[after]) / 2):
+            where = f"{where} AND {time} < ?"
+            went_on = datetime.fromtimestamp(between, timezone.utc)
+            values.append(went_on.isoformat(timespec="microseconds"))
+        yield _taken(database, table, parted, where, tuple(values))
 
     def whole_aside(self, database: sqlite3.Connection, parted: Parted) -> Iterator[Statement]:
         id = _id(database)
