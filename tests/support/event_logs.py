@@ -19,16 +19,17 @@ def write_log(
     tag: str = LOSS,
     more: Mapping[str, Sequence[float]] | None = None,
     at: Iterable[int] | None = None,
+    wall: float = 1.7e9,
 ) -> Path:
     """An event file by torch's own writer, of each step from the `first` on or of those in `at`;
-    `more` has further tags."""
+    `more` has further tags. Step N is logged N seconds after `wall`."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
     for i, (step, value) in enumerate(zip(at or count(first), losses, strict=False)):
-        writer.add_scalar(tag, value, step, walltime=1.7e9 + step)
+        writer.add_scalar(tag, value, step, walltime=wall + step)
         for other, values in (more or {}).items():
-            writer.add_scalar(other, values[i], step, walltime=1.7e9 + step)
+            writer.add_scalar(other, values[i], step, walltime=wall + step)
     writer.close()
     return max(folder.glob("*tfevents*"))
 
