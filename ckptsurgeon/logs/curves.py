@@ -158,6 +158,18 @@ def of_cut(paths: Sequence[Path], own: Mapping[str, str], after: int) -> Branch:
     return _branch(indexes, flags, tags)
 
 
+def after(branch: Branch, step: int) -> Branch:
+    """Its points after a step; a signal without one is left out."""
+    import numpy as np
+
+    found = {}
+    for signal, curve in branch.items():
+        k = int(np.searchsorted(curve.steps, step, "right"))
+        if k < len(curve):
+            found[signal] = Curve(curve.steps[k:], curve.values[k:], curve.walls[k:])
+    return found
+
+
 def _tags(files: Sequence[Index], own: Mapping[str, str], over: str) -> dict[str, str]:
     """Signal → its tag among those that are logged over `over`."""
     names = {tag for index in files for group in index.names for tag in group}

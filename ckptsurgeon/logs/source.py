@@ -6,7 +6,7 @@ Every answer is changes for a plan: a log is edited in the transaction of the su
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -95,6 +95,11 @@ class LogSource(ABC):
     def rename_keys(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
         """Changes that give what is logged new names, in one pass. Raises UsageError where two
         would become one and may not."""
+
+    def points(self) -> Iterator[Mapping[str, float]]:
+        """The numbers of each point by name, in the order in which they were logged, where only the
+        log itself can say them."""
+        return iter(())
 
     def note(self, step: int, text: str, when: float) -> list[AnyChange]:
         """A note at `step` that shows `text`, where this kind of log has a place for one."""

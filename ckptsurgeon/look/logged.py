@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.logs import curves, rows
-from ckptsurgeon.logs.curves import Curves
+from ckptsurgeon.logs.curves import Branch, Curves
+from ckptsurgeon.logs.databases import found
 from ckptsurgeon.logs.signals import LOSS
-from ckptsurgeon.logs.wandb.offline_run import OfflineRun
+from ckptsurgeon.logs.wandb import offline_run
 from ckptsurgeon.look.histories import histories
+from ckptsurgeon.run.attic import folders
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.home import ROWS, is_database, is_wandb
 
 
 def own(
@@ -22,7 +26,7 @@ def own(
     order: str | None = None,
 ) -> Curves:
     """The curves of the run's log folders; where these have no loss, those of a history that the
-    newest step, the run's root or a log folder holds, or of an offline run of W&B. Raises
+    newest step, the run's root or a log folder holds, or of a tracker's own files. Raises
     SurgeryError when the lineage can't be proven."""
     read = curves.of_folders(run.logs.folders(), tags, branch=branch, order=order)
     if LOSS in read.kept:
@@ -33,16 +37,35 @@ def own(
             if LOSS in other.kept:
                 return other
     for source in run.log_sources():
-        if isinstance(source, OfflineRun):
-            with contextlib.suppress(UsageError):
-                other = rows.of_points(source.path, source.points(), tags)
-                if LOSS in other.kept:
-                    return other
+        with contextlib.suppress(UsageError):
+            other = rows.of_points(source.path, source.points(), tags)
+            if LOSS in other.kept:
+                return other
     per_step = _samples_of_a_step(run) if read.notes else None
     if per_step is None:
         return read
     folders = run.logs.folders()
     return curves.of_folders(folders, tags, branch=branch, order=order, per_step=per_step)
+
+
+def kept_by(run: Run, id: str, after: int) -> Branch:
+    """The curves after step `after` in what surgery `id` keeps of logs that are no event files, as
+    they were before it: those of the first log that has a loss there."""
+    files = [path for folder in folders(run, id) for path in sorted(folder.rglob("*"))]
+    tables = [path for path in files if path.name in ROWS]
+    offline = [path for path in files if is_wandb(path.name)]
+    databases = [path for path in files if is_database(path.name)]
+    sources = [
+        *offline_run.found(offline, run.root),
+        *found.found(databases, run.root, run.logs.tracker_runs()),
+    ]
+    histories = (partial(rows.of_history, path, {}) for path in tables)
+    points = (partial(rows.of_points, own.path, own.points(), {}) for own in sources)
+    for read in (*histories, *points):
+        with contextlib.suppress(UsageError):
+            if LOSS in (branch := curves.after(read().kept, after)):
+                return branch
+    return {}
 
 
 def _samples_of_a_step(run: Run) -> int | None:

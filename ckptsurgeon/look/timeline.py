@@ -11,7 +11,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs import curves
 from ckptsurgeon.logs.curves import Branch, Curves
 from ckptsurgeon.logs.signals import LOSS
-from ckptsurgeon.look import soundness
+from ckptsurgeon.look import logged, soundness
 from ckptsurgeon.look.advise import Advice, advise
 from ckptsurgeon.plans.edits import Move
 from ckptsurgeon.plans.plan import Receipt
@@ -117,6 +117,8 @@ def _left(run: Run, receipts: Sequence[Receipt]) -> Iterator[Left]:
             continue
         paths = list(_cut(run, receipt))
         branch = curves.of_cut(paths, {}, _resumed(surgery)) if paths else {}
+        if LOSS not in branch:
+            branch = logged.kept_by(run, receipt.id, _resumed(surgery))
         if LOSS in branch:
             undone = receipt.undoes is not None
             to = max(_moved(surgery), default=None) if undone else _resumed(receipt)

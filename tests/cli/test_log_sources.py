@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from ckptsurgeon import Run
+from ckptsurgeon.look.logged import own
+from ckptsurgeon.look.timeline import timeline_of
 from tests.cli.conftest import Surgeon, hints
 from tests.support.event_logs import spiked, write_log
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import make_run
+from tests.support.tracker_databases import log_to_mlflow, log_to_trackio
 from tests.support.wandb_files import framed, history, unframed, write_run
 
 STEPS = 40
@@ -137,3 +141,47 @@ def test_advice_is_by_the_only_log_that_has_the_loss(surgeon: Surgeon, tmp_path:
     told = json.loads(surgeon("advise", "--json", "-C", root).stdout)
     assert told["verdict"] == "diverged"
     assert "diverged at step 250" in surgeon("doctor", "-C", root).stdout
+
+
+@pytest.mark.parametrize("name", ["mlflow.db", "p.db", "metrics.csv", "wandb"])
+def test_the_only_log_shows_what_was_left_and_what_is_wrong(
+    surgeon: Surgeon, tmp_path: Path, name: str
+) -> None:
+    """A loss that leaves its course at 250, in one kind of log alone: `advise` finds it, and after
+    a rollback `report` draws the branch that was left."""
+    root = make_run(tmp_path / "run", range(50, 401, 50))
+    losses = list(enumerate(spiked(400, 250), 1))
+    points = [(step, {"loss": loss}) for step, loss in losses]
+    if name == "metrics.csv":
+        rows = "".join(f"{step},{loss}\n" for step, loss in losses)
+        (root / name).write_text(f"step,loss\n{rows}")
+    elif name == "wandb":
+        folder = root / "wandb/offline-run-1-abc"
+        folder.mkdir(parents=True)
+        values = [{"loss": loss, "global_step": step, "_step": step} for step, loss in losses]
+        (folder / "run-abc.wandb").write_bytes(framed(map(history, values)))
+    else:
+        (log_to_mlflow if name == "mlflow.db" else log_to_trackio)(root / name, points)
+    status = json.loads(surgeon("status", "--json", "-C", root).stdout)
+    assert [log["last_step"] for log in status["logs"]] == [400]
+    assert json.loads(surgeon("advise", "--json", "-C", root).stdout)["verdict"] == "diverged"
+    assert surgeon("rollback", "--to", 200, "--yes", "-C", root).exit_code == 0
+    assert json.loads(surgeon("advise", "--json", "-C", root).stdout)["verdict"] != "diverged"
+    run = Run.open(root)
+    (left,) = timeline_of(own(run, {}), run).left
+    assert (left.receipt, left.to) == ("0001", 200)
+    assert left.curves["loss"].steps.tolist() == list(range(201, 401))
+    assert surgeon("report", "-C", root, "-o", tmp_path / "picture.svg").exit_code == 0
+    assert "0001" in surgeon("diff", "--receipt", "0001", "-C", root).stdout
+
+
+def test_doctor_names_the_database_that_ends_apart(surgeon: Surgeon, tmp_path: Path) -> None:
+    root = make_run(tmp_path / "run", (20,))
+    log_to_mlflow(root / "mlflow.db", [(step, {"loss": 2 / step}) for step in range(1, 41)])
+    rows = "".join(f"{s},{2 / s}\n" for s in range(1, 21))
+    (root / "metrics.csv").write_text(f"step,loss\n{rows}")
+    said = surgeon("doctor", "-C", root).stdout
+    assert "metrics.csv at 20, mlflow.db: train at 40" in " ".join(said.split())
+    assert "truncate-logs --after 20" in " ".join(said.split())
+    assert surgeon("truncate-logs", "--after", 20, "--yes", "-C", root).exit_code == 0
+    assert "end at different steps" not in surgeon("doctor", "-C", root).stdout
