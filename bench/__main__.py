@@ -38,6 +38,7 @@ from bench import (
     signals,
     small_tensors,
     startup,
+    tracker_database,
     training,
     transplant,
     verification,
@@ -69,6 +70,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "gpu": gpu.measure,
     "picture": picture.measure,
     "offline_wandb": offline_wandb.measure,
+    "tracker_database": tracker_database.measure,
     "event_files": event_files.measure,  # last: it makes this process larger
 }
 

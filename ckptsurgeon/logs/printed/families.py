@@ -63,8 +63,9 @@ def families(format: str, own: bool = False) -> Sequence[Family]:
 
 def late(format: str) -> int:
     """How many steps behind the updates that its logs tell of are those of a format's trainer: the
-    points up to the checkpoint of step N are at N less so many."""
-    return lightning.LATE if format.startswith("lightning") else 0
+    points up to the checkpoint of step N are at N less so many. NeMo 2 logs by Lightning, and gives
+    it the step that it has before the update (`megatron_strategy.py`, 2.7)."""
+    return lightning.LATE if format.startswith(("lightning", "nemo")) else 0
 
 
 def every() -> Sequence[Family]:
