@@ -22,7 +22,8 @@ from ckptsurgeon.transaction.home import HOME, has_receipts
 SETTINGS = "ckptsurgeon.yaml"
 """What the user says about a run: its name, its log folders, how its trainer is started."""
 SHOWN = (
-    "name: TEXT, format: NAME or FILE, tensorboard: [DIR], logs: [FILE], relaunch: {command: [ARG]}"
+    "name: TEXT, format: NAME or FILE, tensorboard: [DIR], logs: [FILE], tracker_runs: [RUN], "
+    "relaunch: {command: [ARG]}"
 )
 """Its keys, as they are written."""
 DESCRIBED = "describes a layout that is not known: docs/described.md"

@@ -11,7 +11,7 @@ from pathlib import Path
 from ckptsurgeon import disk
 from ckptsurgeon.disk.databases import change
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.hints import again, shell
+from ckptsurgeon.hints import shell
 from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.transaction.json_keys import keys_renamed
 from ckptsurgeon.transaction.reading import forget
@@ -22,6 +22,10 @@ LEAP = 8 << 20
 _FINISH = (
     "import sqlite3, sys; d = sqlite3.connect(sys.argv[1]); "
     "d.execute('PRAGMA wal_checkpoint(TRUNCATE)'); d.execute('SELECT * FROM sqlite_master')"
+)
+_CHECK = (
+    "import sqlite3, sys; d = sqlite3.connect(sys.argv[1]); "
+    "print(*d.execute('PRAGMA integrity_check'), sep='\\n')"
 )
 
 
@@ -42,7 +46,7 @@ def refuse_live(path: Path) -> None:
         raise SurgeryError(
             f"{beside} has changes that are not in {path.name} yet: somebody has it open, or was "
             "killed",
-            next=(finish, again("--no-truncate", why="leaves the logs alone")),
+            next=finish,
         )
 
 
@@ -98,5 +102,5 @@ def _check(path: Path, source: Path) -> None:
 def _odd(source: Path, what: str) -> SurgeryError:
     return SurgeryError(
         f"{source}: SQLite can't change it: {what}",
-        next=again("--no-truncate", why="leaves the logs alone"),
+        next=shell(["python3", "-c", _CHECK, source], why="what SQLite says of it"),
     )

@@ -7,12 +7,15 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.plans.edits import Replace
+from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.recipe.file import from_data
 from tests.support import tracker_databases as made
 from tests.support.snapshot import snapshot
@@ -218,6 +221,35 @@ def test_a_database_that_somebody_has_open_is_refused(tmp_path: Path, name: str)
         database.execute("SELECT * FROM metrics").fetchone()
         with pytest.raises(SurgeryError, match=r"open for writing|changes that are not in"):
             back(root, 6)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ATTACH DATABASE '{beside}' AS other",
+        "VACUUM INTO '{beside}'",
+        "PRAGMA writable_schema = ON",
+        "DROP TABLE metrics",
+        "SELECT load_extension('{beside}')",
+    ],
+)
+def test_a_plan_that_others_wrote_changes_rows_alone(tmp_path: Path, statement: str) -> None:
+    root = make_run(tmp_path / "run", (2, 6))
+    made.log_to_mlflow(root / MLFLOW, losses(range(1, 11)))
+    before = snapshot(root)
+    run = Run.open(root)
+    plan = surgery.plan(run, from_data({"rollback": {"to": 6}, "tensorboard": {"note": False}}))
+    text = statement.format(beside=tmp_path / "beside")
+    edits = tuple(
+        replace(edit, content=replace(edit.content, statements=((text, ()),)))
+        if isinstance(edit, Replace) and isinstance(edit.content, Queries)
+        else edit
+        for edit in plan.edits
+    )
+    with pytest.raises(SurgeryError):
+        surgery.apply(run, replace(plan, edits=edits))
+    assert snapshot(root) == before
+    assert not (tmp_path / "beside").exists()
 
 
 def test_other_databases_are_left_alone(tmp_path: Path) -> None:

@@ -206,11 +206,8 @@ class Database(LogSource):
                     f"{relative(self.path, self.root)}: the runs {earlier.name!r} ({earlier.id}) "
                     f"and {later.name!r} ({later.id}) were logged to at the same time, and both "
                     f"have points after step {step}",
-                    next=(
-                        f"tracker_runs: [{later.id}] in ckptsurgeon.yaml    says which are this "
-                        "run's",
-                        again("--no-truncate", why="leaves the logs alone"),
-                    ),
+                    next=f"tracker_runs: [{later.id}] in ckptsurgeon.yaml says which are this "
+                    "run's",
                 )
         return runs
 
