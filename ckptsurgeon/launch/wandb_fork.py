@@ -33,7 +33,8 @@ def variables(run: Run, given: Mapping[str, str] = os.environ) -> dict[str, str]
     if not runs or not back or given.get("WANDB_MODE") in NOT_SENT:
         return {}
     newest = max(runs, key=lambda source: source.path.stat().st_mtime)
-    if newest.path.stat().st_mtime > datetime.fromisoformat(back[-1].when).timestamp():
+    rolled_back = datetime.fromisoformat(back[-1].when).timestamp() + 1  # it has whole seconds
+    if newest.path.stat().st_mtime > rolled_back:
         return {}  # it was begun since, and goes on
     try:
         checkpoint = run.checkpoint(run.latest())
