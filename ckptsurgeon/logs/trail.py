@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 NONE = -1
 """The step of a record that names none: it goes the way of the one before it."""
 
+BLOCK = 1 << 20
+"""Points that are compared at once: a long log has millions."""
+
 
 @dataclass(frozen=True)
 class _Stretch:
@@ -74,10 +77,16 @@ def beside_clock(
     at = np.flatnonzero(clock)
     if not len(at):
         return np.ones(len(steps), bool)
-    bounds = _bounds(steps[at], walls[at], marks, what)
-    before = np.searchsorted(at, np.arange(len(steps)), "right") - 1
-    bound, time = bounds[np.maximum(before, 0)], steps[at][np.maximum(before, 0)]
-    return np.where(clock | others, steps <= bound, (before < 0) | (time <= bound))
+    times = steps[at]
+    bounds = _bounds(times, walls[at], marks, what)
+    flags = np.empty(len(steps), bool)
+    for start in range(0, len(steps), BLOCK):
+        here = slice(start, min(start + BLOCK, len(steps)))
+        before = np.searchsorted(at, np.arange(here.start, here.stop), "right") - 1
+        bound, time = bounds[np.maximum(before, 0)], times[np.maximum(before, 0)]
+        own = clock[here] | others[here]
+        flags[here] = np.where(own, steps[here] <= bound, (before < 0) | (time <= bound))
+    return flags
 
 
 def _bounds(

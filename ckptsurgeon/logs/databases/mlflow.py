@@ -270,13 +270,17 @@ def _counting_alike(points: Points, clock: NDArray[np.bool_]) -> NDArray[np.bool
     steps = points.steps[at]
     jumps = np.diff(steps)
     each = int(np.median(jumps[jumps > 0])) if (jumps > 0).any() else 1
-    before = np.searchsorted(at, np.arange(len(clock)), "right") - 1
-    last = steps[np.maximum(before, 0)]
-    next = steps[np.minimum(before + 1, len(at) - 1)]
-    low, high = np.minimum(last, next) - each, np.maximum(last, next) + each
-    near = (points.steps * 2 >= low) & (points.steps <= high)
-    total = np.bincount(points.of, minlength=len(points.names))
-    alike = np.bincount(points.of[near], minlength=len(points.names)) * 2 > total
+    near = np.zeros(len(points.names), np.int64)
+    for start in range(0, len(clock), trail.BLOCK):
+        here = slice(start, min(start + trail.BLOCK, len(clock)))
+        before = np.searchsorted(at, np.arange(here.start, here.stop), "right") - 1
+        last = steps[np.maximum(before, 0)]
+        next = steps[np.minimum(before + 1, len(at) - 1)]
+        low, high = np.minimum(last, next) - each, np.maximum(last, next) + each
+        own = points.steps[here]
+        close = points.of[here][(own * 2 >= low) & (own <= high)]
+        near += np.bincount(close, minlength=len(near))
+    alike = near * 2 > np.bincount(points.of, minlength=len(near))
     alike &= np.asarray([not name.startswith(SYSTEM) for name in points.names], bool)
     flags: NDArray[np.bool_] = alike[points.of]
     return flags
