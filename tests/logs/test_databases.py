@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import subprocess
 import sys
@@ -124,6 +125,36 @@ def test_of_two_trainings_at_the_same_time_one_must_be_named(tmp_path: Path, nam
         "train-cut-0001": curve(range(5, 9)),
         "other": curve(range(1, 9), 0.5),
     }
+
+
+@BOTH
+@pytest.mark.parametrize("saved", ["while the newer ran", "while the older ran", "later"])
+def test_of_two_trainings_one_after_the_other_the_checkpoint_says_which(
+    tmp_path: Path, name: str, saved: str
+) -> None:
+    """A colleague's run, or one from step 1 again, passes the step as well."""
+    root = make_run(tmp_path / "run", (4,))
+    LOG[name](root / name, losses(range(1, 9)))
+    other = {"run": "c" * 32, "name": "other", "time": made.START + 1000}
+    LOG[name](root / name, losses(range(1, 9), 0.5), **other)  # type: ignore[arg-type]
+    times = {"while the newer ran": 1004, "while the older ran": 4, "later": 9000}
+    for file in (root / "checkpoint-4").iterdir():
+        os.utime(file, (made.START + times[saved],) * 2)
+    before = snapshot(root)
+    if saved == "while the newer ran":
+        back(root, 4)
+        cut = "other"
+    else:
+        with pytest.raises(SurgeryError, match="both passed step 4") as refused:
+            back(root, 4)
+        assert "tracker_runs" in str(refused.value.hints[0])
+        assert snapshot(root) == before
+        (root / "ckptsurgeon.yaml").write_text("tracker_runs: [train]\n")
+        back(root, 4)
+        cut = "train"
+    curves = CURVES[name](root / name)
+    assert len(curves[cut]) == len(curves[f"{cut}-cut-0001"]) == 4
+    assert len(curves[{"train": "other", "other": "train"}[cut]]) == 8
 
 
 def test_the_last_of_each_metric_is_that_of_the_step(tmp_path: Path) -> None:

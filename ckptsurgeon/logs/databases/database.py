@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import again
 from ckptsurgeon.logs.databases.points import Points
 from ckptsurgeon.logs.databases.reading import opened
+from ckptsurgeon.logs.history import NEAR
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
 from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 NOTED = 64 << 20
 """Bytes up to which a database is copied for a note."""
 ROOM = 64 << 10
-LAST = 2000
-"""Rows at the end of a run in which its last step is looked for."""
+MOST = 2000
+"""Rows at either end of a run in which its first and its last step are looked for."""
+End: TypeAlias = Literal["first", "last"]
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class Parted:
 
 class Database(LogSource):
     """A run is cut that has points after the step: the newest one that led there, and those that
-    were begun after it, or all that `named` names. What is cut becomes a run of its own beside it;
-    a run of which nothing stays gets that name itself."""
+    were begun after it from a later step, or all that `named` names. What is cut becomes a run of
+    its own beside it; a run of which nothing stays gets that name itself."""
 
     kind: ClassVar[str]
 
@@ -85,8 +87,8 @@ class Database(LogSource):
         """All points of a run."""
 
     @abstractmethod
-    def last_steps(self, database: sqlite3.Connection, run: TrackedRun) -> list[int]:
-        """The steps of its last points, in the order in which they were logged."""
+    def steps_at(self, database: sqlite3.Connection, run: TrackedRun, end: End) -> list[int]:
+        """The steps of its first or its last points, in the order in which they were logged."""
 
     @abstractmethod
     def leading_to(self, points: Points, marks: Marks, what: str) -> NDArray[np.bool_]:
@@ -124,7 +126,9 @@ class Database(LogSource):
             run = self._newest(database)
             if run is None:
                 return [Stream.of(name, self.kind, [])]
-            return [Stream.of(f"{name}: {run.name}", self.kind, self.last_steps(database, run))]
+            return [
+                Stream.of(f"{name}: {run.name}", self.kind, self.steps_at(database, run, "last"))
+            ]
 
     def points(self) -> Iterator[dict[str, float]]:
         with opened(self.path) as database:
@@ -137,7 +141,7 @@ class Database(LogSource):
         refuse_live(self.path)
         changes: list[AnyChange] = []
         with opened(self.path) as database:
-            for run in self._after(database, cut.marks.iteration):
+            for run in self._after(database, cut.marks):
                 points = self.points_of(database, run)
                 stays = self.leading_to(points, cut.marks, f"{file}: {run.name}")
                 if not stays.all():
@@ -195,21 +199,32 @@ class Database(LogSource):
             return list(runs)
         return [run for run in runs if run.id in self.named or run.name in self.named]
 
-    def _after(self, database: sqlite3.Connection, step: int) -> list[TrackedRun]:
-        """Those with points after a step, the newest first. Raises SurgeryError where two were
-        logged to at the same time: these are two trainings, and nothing says whose the step is."""
+    def _after(self, database: sqlite3.Connection, marks: Marks) -> list[TrackedRun]:
+        """Those with points after a step, the newest first. Raises SurgeryError where they may be
+        two trainings, of which nothing says whose the step is."""
+        step = marks.iteration
         runs = [run for run in self._meant(self.runs(database)) if run.highest > step]
         runs.sort(key=lambda run: run.ended, reverse=True)
+        if self.named:
+            return runs
         for later, earlier in pairwise(runs):
-            if later.begun < earlier.ended and not self.named:
-                raise SurgeryError(
-                    f"{relative(self.path, self.root)}: the runs {earlier.name!r} ({earlier.id}) "
-                    f"and {later.name!r} ({later.id}) were logged to at the same time, and both "
-                    f"have points after step {step}",
-                    next=f"tracker_runs: [{later.id}] in ckptsurgeon.yaml says which are this "
-                    "run's",
-                )
+            if later.begun < earlier.ended:
+                why = f"were logged to at the same time, and both have points after step {step}"
+                raise self._two_trainings(earlier, later, why)
+        passed = [
+            run for run in runs if min(self.steps_at(database, run, "first"), default=step) <= step
+        ]
+        if len(passed) > 1 and not _saved_during(passed[0], marks.saved_at):
+            why = f"both passed step {step}, whose checkpoint was not saved while the newer one ran"
+            raise self._two_trainings(passed[1], passed[0], why)
         return runs
+
+    def _two_trainings(self, earlier: TrackedRun, later: TrackedRun, why: str) -> SurgeryError:
+        return SurgeryError(
+            f"{relative(self.path, self.root)}: the runs {earlier.name!r} ({earlier.id}) and "
+            f"{later.name!r} ({later.id}) {why}",
+            next=f"tracker_runs: [{later.id}] in ckptsurgeon.yaml says which are this run's",
+        )
 
     # --- changes ---------------------------------------------------------------------------------
 
@@ -243,3 +258,7 @@ class Database(LogSource):
         file, size = relative(self.path, self.root), self.path.stat().st_size
         queries = Queries(file, tuple(statements), size + size // 8 + ROOM)
         return Rewrite(file, LOGS, queries, note)
+
+
+def _saved_during(run: TrackedRun, saved_at: float | None) -> bool:
+    return saved_at is not None and run.begun - NEAR <= saved_at <= run.ended + NEAR

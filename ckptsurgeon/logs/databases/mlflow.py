@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from ckptsurgeon.logs import signals, trail
-from ckptsurgeon.logs.databases.database import LAST, Database, Parted, TrackedRun
+from ckptsurgeon.logs.databases.database import MOST, Database, End, Parted, TrackedRun
 from ckptsurgeon.logs.databases.points import Points
 from ckptsurgeon.logs.databases.reading import columns
 from ckptsurgeon.logs.marks import Marks
@@ -78,13 +78,14 @@ class MLflow(Database):
             )
         )
 
-    def last_steps(self, database: sqlite3.Connection, run: TrackedRun) -> list[int]:
+    def steps_at(self, database: sqlite3.Connection, run: TrackedRun, end: End) -> list[int]:
+        order = "DESC" if end == "last" else "ASC"
         rows = database.execute(
             "SELECT rowid, step, timestamp / 1000.0, key FROM metrics WHERE run_uuid = ? "
-            "ORDER BY rowid DESC LIMIT ?",
-            (run.id, LAST),
+            f"ORDER BY rowid {order} LIMIT ?",
+            (run.id, MOST),
         ).fetchall()
-        points = Points.read(reversed(rows))
+        points = Points.read(sorted(rows))
         steps: list[int] = points.steps[_clock(points)].tolist()
         return steps
 

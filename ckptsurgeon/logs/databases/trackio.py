@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, ClassVar
 
 from ckptsurgeon.logs import signals, trail
-from ckptsurgeon.logs.databases.database import LAST, Database, Parted, TrackedRun
+from ckptsurgeon.logs.databases.database import MOST, Database, End, Parted, TrackedRun
 from ckptsurgeon.logs.databases.points import Points
 from ckptsurgeon.logs.databases.reading import columns
 from ckptsurgeon.logs.marks import Marks
@@ -63,7 +63,7 @@ class Trackio(Database):
                 f"SELECT run_name FROM metrics WHERE {id} = ? LIMIT 1", (next,)
             )
             run = TrackedRun(next, name, highest, _seconds(begun), _seconds(ended))
-            steps = self.last_steps(database, run)
+            steps = self.steps_at(database, run, "last")
             runs.append(replace(run, highest=max([highest, *steps])))
 
     def has(self, database: sqlite3.Connection, id: str, name: str) -> bool:
@@ -80,13 +80,14 @@ class Trackio(Database):
         )
         return _points(rows)
 
-    def last_steps(self, database: sqlite3.Connection, run: TrackedRun) -> list[int]:
+    def steps_at(self, database: sqlite3.Connection, run: TrackedRun, end: End) -> list[int]:
+        order = "DESC" if end == "last" else "ASC"
         rows = database.execute(
             f"SELECT id, step, timestamp, metrics FROM metrics WHERE {_id(database)} = ? "
-            "ORDER BY id DESC LIMIT ?",
-            (run.id, LAST),
+            f"ORDER BY id {order} LIMIT ?",
+            (run.id, MOST),
         )
-        points = _points(reversed(rows.fetchall()))
+        points = _points(sorted(rows.fetchall()))
         steps: list[int] = points.steps[points.steps != trail.NONE].tolist()
         return steps
 
@@ -231,7 +232,7 @@ def _cut_from(database: sqlite3.Connection, id: str, run: str) -> bool:
     return found is not None and CUT in _object(found[0])
 
 
-def _points(rows: Iterator[tuple[int, int, str, str | bytes]]) -> Points:
+def _points(rows: Iterable[tuple[int, int, str, str | bytes]]) -> Points:
     """The points of these rows by what counts updates in them; of one that says nothing of it the
     step is `trail.NONE`, where another says it."""
     import numpy as np
