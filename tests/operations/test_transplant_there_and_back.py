@@ -19,6 +19,7 @@ from ckptsurgeon.recipe.file import from_data
 from tests.support.dcp_tensors import tensors
 from tests.support.deepspeed_engine import Options, launched, make, process_group
 from tests.support.generated_dcp import written
+from tests.support.generated_fsdp2 import FOLDERS
 from tests.support.launch import run_module
 from tests.support.universal import convert
 
@@ -118,6 +119,25 @@ def cuts(draw: st.DrawFn, shapes: dict[str, list[int]]) -> dict[str, int | None]
             for name, shape in shapes.items()}  # fmt: skip
 
 
+def shapes_of(widths: tuple[int, int]) -> dict[str, list[int]]:
+    """Those of the model of `engine`."""
+    one, two = widths
+    return {
+        "0.weight": [one, 8], "0.bias": [one], "1.weight": [one], "1.bias": [one],
+        "2.weight": [two, one], "2.bias": [two],
+    }  # fmt: skip
+
+
+def by_fsdp2(root: Path, step: int, widths: tuple[int, int], ranks: int) -> Path:
+    """A run that torch's FSDP2 trained and saved on so many ranks."""
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    run_module(
+        "tests.support.generated_fsdp2", root, step, *widths, ranks=ranks,
+        environment=environment if ranks == 1 else None,
+    )  # fmt: skip
+    return root
+
+
 def sharded(place: Path, jobs: dict[str, dict[str, Any]], ranks: int) -> None:
     """These runs by torch on several ranks."""
     told = [{"root": str(place / name), **job} for name, job in jobs.items()]
@@ -132,10 +152,7 @@ def test_between_cuts_and_ranks_of_torchtitan_and_zero(examples: int) -> None:
     @settings(max_examples=examples, deadline=None, suppress_health_check=QUIET, phases=PHASES)
     def holds(data: st.DataObject, widths: tuple[int, int], stage: int | None) -> None:
         one, two = widths
-        shapes = {
-            "0.weight": [one, 8], "0.bias": [one], "1.weight": [one], "1.bias": [one],
-            "2.weight": [two, one], "2.bias": [two],
-        }  # fmt: skip
+        shapes = shapes_of(widths)
         with TemporaryDirectory() as place:
             folder = Path(place)
             jobs = {
@@ -150,6 +167,36 @@ def test_between_cuts_and_ranks_of_torchtitan_and_zero(examples: int) -> None:
             back = filled(folder / "back", filled(there, folder / "source"))
             known, found = (tensors(root / f"step-{STEP}") for root in (folder / "source", back))
         assert known.keys() == found.keys() and len(known) > 3 * len(shapes)
+        assert [name for name in known if not torch.equal(known[name], found[name])] == []
+
+    holds()
+
+
+@pytest.mark.parametrize("examples", DENSITY)
+def test_between_ranks_of_fsdp2_torchtitan_and_zero(examples: int) -> None:
+    """Also where a rank has nothing of a parameter, as there are more ranks than rows."""
+
+    @given(WIDTHS, st.integers(1, 3), st.integers(1, 3), st.sampled_from(["fsdp2", "titan", 1, 3]))
+    @settings(max_examples=examples, deadline=None, suppress_health_check=QUIET, phases=PHASES)
+    def holds(widths: tuple[int, int], ranks: int, others: int, kind: str | int) -> None:
+        one, two = widths
+        with TemporaryDirectory() as place:
+            folder = Path(place)
+            source = by_fsdp2(folder / "source", STEP, widths, ranks)
+            back = by_fsdp2(folder / "back", 1, widths, ranks)
+            if kind == "fsdp2":
+                there = by_fsdp2(folder / "there", 1, widths, others)
+            elif isinstance(kind, int):
+                there = engine(folder / "there", Zero(kind, 1), f"sized-{one}-{two}", 1)
+            else:
+                there = written(folder / "there", 1, shapes_of(widths))
+            filled(back, filled(there, source))
+            known, found = (
+                {name: tensor for part in FOLDERS
+                 for name, tensor in tensors(root / f"checkpoint-{STEP}" / part).items()}
+                for root in (source, back)
+            )  # fmt: skip
+        assert known.keys() == found.keys() and len(known) > 3 * len(shapes_of(widths))
         assert [name for name in known if not torch.equal(known[name], found[name])] == []
 
     holds()
