@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
-from ckptsurgeon.formats.capabilities import AdjustsGroups, Cools, HasHeads, NamesMoments, Rebatches
+from ckptsurgeon.formats.capabilities import (
+    AdjustsGroups,
+    Cools,
+    HasHeads,
+    NamesMoments,
+    NumbersByRank,
+    Rebatches,
+)
 from ckptsurgeon.formats.fields import known_globals
 from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.fields.values import NUMBER, Decay, Part, Place, Setting, State
@@ -30,7 +37,9 @@ SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style", "position")
 
 
 @dataclass
-class MegatronCheckpoint(MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMoments, Rebatches):
+class MegatronCheckpoint(
+    MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMoments, NumbersByRank, Rebatches
+):
     """One `iter_<N>` of the legacy format: `mp_rank_*/model_optim_rng.pt`, `distrib_optim.pt`."""
 
     sharded: ClassVar[bool] = False
@@ -156,6 +165,16 @@ class MegatronCheckpoint(MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMo
         """See `parts`."""
         with understood(self.path):
             return parts.parts(self)
+
+    def names_in(self, file: Path, order: Sequence[str]) -> list[str]:
+        """Raises SurgeryError for several optimizers or ranks, each of which begins at 0."""
+        if len(self._optimizers) > 1:
+            raise parts.unknown(
+                file,
+                f"which of its numbers are whose: each of {len(self._optimizers)} optimizers "
+                "begins at 0",
+            )
+        return list(order)
 
     def architecture(self) -> Mapping[str, Any]:
         """What is saved of the model's shape, by the names of Megatron-core's config."""

@@ -17,6 +17,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dtypes import FLOATS
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.fields.values import MOMENTS, NUMBER, Box, Part, Place
+from ckptsurgeon.formats.megatron import experts
 from ckptsurgeon.formats.megatron.shards import MegatronShards, Optimizer
 from ckptsurgeon.formats.tensors.strips import contiguous
 from ckptsurgeon.plans.edits import Key
@@ -42,8 +43,12 @@ def parts(checkpoint: MegatronShards) -> list[Part]:
     """Every stretch of every rank, which is a cut. Raises SurgeryError where it is not known whose
     it is."""
     out: list[Part] = []
+    spread = experts.ranks(checkpoint.args()) > 1
     for file, prefix in checkpoint.roots():
         weights = list(_weights(checkpoint, file, prefix))
+        if spread:
+            known = experts.of_all([each.name for each in weights], experts.rank(file))
+            weights = [each._replace(name=known.get(each.name, each.name)) for each in weights]
         flat = file.with_name("distrib_optim.pt")
         if flat in checkpoint.trees:
             found = _in_buffers(checkpoint, flat, weights)
@@ -54,7 +59,11 @@ def parts(checkpoint: MegatronShards) -> list[Part]:
         out += (part._replace(cut=file.parent.name) for part in found)
     if int(checkpoint.args().get("tensor_model_parallel_size") or 1) > 1:
         return out  # no file says along which axis a weight is cut
-    whole = {(p.parameter, p.cut): Box.all(p.place.value.size) for p in out if p.kind == "weights"}
+    whole = {
+        (part.parameter, part.cut): Box.all(part.place.value.size)
+        for part in out
+        if part.kind == "weights" and not (spread and experts.are_cut(part.parameter))
+    }
     return [part._replace(box=whole.get((part.parameter, part.cut))) for part in out]
 
 
@@ -101,9 +110,22 @@ def _in_buffers(checkpoint: MegatronShards, file: Path, weights: Sequence[Named]
                     flat = Place(file, (*path, key), buffer[key])
                     yield Part(name, "", kind, flat, start, start + place.value.numel, 0)
 
-    for mine, *others in views.values():  # a frozen weight has a storage of its own
+    for mine, *others in views.values():
+        named = [mine, *others]
+        if _kept_elsewhere(checkpoint, file) and not any(experts.ANY.match(w.name) for w in named):
+            yield from (Part.whole(each.name, "", "weights", each.place) for each in named)
+            continue
+        # a frozen weight has a storage of its own
         if others or mine.place.value.storage_numel != mine.place.value.numel:
             raise unknown(file, f"where the masters of {mine.name} are, which lies in a buffer")
+
+
+def _kept_elsewhere(checkpoint: MegatronShards, file: Path) -> bool:
+    """Whether the flat tensors of all but the experts are those of the first expert rank, which
+    alone saves them: here is None in their place."""
+    tree = checkpoint.trees[file]
+    later = experts.ranks(checkpoint.args()) > 1 and experts.rank(file) > 0
+    return later and isinstance(tree, (list, tuple)) and None in tree
 
 
 def _buffers(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:

@@ -1,0 +1,45 @@
+"""Experts in a legacy Megatron-LM step: each expert rank counts its own from 0.
+
+Rank r of R has the r-th of R equal runs of them (`megatron/core/transformer/moe/moe_layer.py`), and
+the rest of the model once more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+NUMBERED = re.compile(r"(.*\.local_experts\.|.*\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)(.*)")
+"""One expert's: of a layer that has each as a module, or numbered weights."""
+ANY = re.compile(r".*\.experts\.")
+"""What else is an expert's is in one tensor for all of a rank."""
+
+
+def ranks(args: Mapping[str, Any]) -> int:
+    """Over how many the experts are spread."""
+    return int(args.get("expert_model_parallel_size") or 1)
+
+
+def rank(file: Path) -> int:
+    """That of a file of several: its folder's last number."""
+    return int(file.parent.name.rpartition("_")[2])
+
+
+def of_all(names: Sequence[str], rank: int) -> dict[str, str]:
+    """What those of a rank are called where all are counted."""
+    found = {name: match for name in names if (match := NUMBERED.fullmatch(name))}
+    counts: dict[tuple[str, str], int] = {}
+    for match in found.values():
+        counts[match[1], match[3]] = counts.get((match[1], match[3]), 0) + 1
+    return {
+        name: f"{match[1]}{rank * counts[match[1], match[3]] + int(match[2])}{match[3]}"
+        for name, match in found.items()
+    }
+
+
+def are_cut(name: str) -> bool:
+    """Whether it is a tensor with the experts of its rank, of which it is not known which they
+    are."""
+    return ANY.match(name) is not None and NUMBERED.fullmatch(name) is None

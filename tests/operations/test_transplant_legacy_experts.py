@@ -1,0 +1,150 @@
+"""Experts in Megatron-LM's legacy files go on over other expert ranks, each of which counts its own
+from 0: over generated numbers of experts and ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe.file import from_data
+from tests.support import megatron_legacy
+from tests.support.new_numbers import MOMENTS
+
+STEP = 20
+DENSE = {"router.weight": (6, 8), "norm.weight": (8,)}
+EXPERT = "decoder.layers.0.mlp.experts.local_experts.{}.linear_fc1.weight"
+GROUPED = "decoder.layers.0.mlp.experts.linear_fc1.weight{}"
+STACKED = "decoder.layers.0.mlp.experts.weight1"
+State = dict[str, torch.Tensor]
+
+
+def numbers(name: str, step: int) -> State:
+    """Of a parameter of all experts, by kind."""
+    generator = torch.Generator().manual_seed(sum(map(ord, name)) * 31 + step)
+    size = DENSE.get(name, (4, 8))
+    return {kind: torch.rand(size, generator=generator) + 0.1 for kind in ("weights", *MOMENTS)}
+
+
+def files(root: Path, step: int, ranks: int) -> list[Path]:
+    names = ["mp_rank_00" + (f"_{rank:03d}" if ranks > 1 else "") for rank in range(ranks)]
+    return [root / f"iter_{step:07d}" / name / "model_optim_rng.pt" for name in names]
+
+
+def saved(root: Path, step: int, each: list[dict[str, State]]) -> Path:
+    """A run of one step, with what each expert rank has by its own names; optimizers that number it
+    in the order of the model."""
+    ranks = len(each)
+    sizes = {"expert_model_parallel_size": ranks, "use_distributed_optimizer": False}
+    megatron_legacy.save(root, (step,), tensor=1, pipeline=1, **sizes)
+    folder = root / f"iter_{step:07d}" / "mp_rank_00"
+    (folder / "distrib_optim.pt").unlink()
+    with megatron_legacy.megatron_enums():
+        state = torch.load(folder / "model_optim_rng.pt", weights_only=False)
+        (folder / "model_optim_rng.pt").unlink()
+        folder.rmdir()
+        for file, own in zip(files(root, step, ranks), each, strict=True):
+            state["model"] = {name: kinds["weights"] for name, kinds in own.items()}
+            inner = state["optimizer"]["optimizer"]
+            inner["state"] = {
+                i: {kind: kinds[kind] for kind in MOMENTS} for i, kinds in enumerate(own.values())
+            }
+            matrices = [i for i, name in enumerate(own) if name != "norm.weight"]
+            for group, params in zip(
+                inner["param_groups"], (matrices, [list(own).index("norm.weight")]), strict=True
+            ):
+                group["params"] = params
+            file.parent.mkdir()
+            torch.save(state, file)
+    return root
+
+
+def spread(step: int, experts: int, ranks: int, called: str) -> list[dict[str, State]]:
+    """What each rank has of a model, as it calls that."""
+    count = experts // ranks
+    return [
+        {name: numbers(name, step) for name in DENSE}
+        | {called.format(i): numbers(called.format(rank * count + i), step) for i in range(count)}
+        for rank in range(ranks)
+    ]
+
+
+def held(root: Path, step: int, ranks: int) -> list[dict[str, State]]:
+    out = []
+    for file in files(root, step, ranks):
+        with megatron_legacy.megatron_enums():
+            state: Any = torch.load(file, weights_only=False)
+        moments = state["optimizer"]["optimizer"]["state"]
+        names = list(state["model"])
+        out.append({n: {"weights": state["model"][n], **moments[names.index(n)]} for n in names})
+    return out
+
+
+def filled(run: Path, source: Path) -> Path:
+    made = plan(Run.open(run), from_data({"transplant": {"source": str(source)}}))
+    assert not any("left" in text for text in made.warnings), made.warnings
+    surgery.apply(Run.open(run), made)
+    return run
+
+
+RANKS = st.sampled_from([1, 2, 3, 4, 6, 12])
+
+
+@given(RANKS, RANKS, st.sampled_from([12, 24]), st.sampled_from([EXPERT, GROUPED]))
+@example(2, 2, 4, EXPERT)
+@example(1, 2, 4, GROUPED)
+@settings(max_examples=6)
+def test_each_expert_is_the_one_of_its_number(
+    one: int, two: int, experts: int, called: str
+) -> None:
+    with TemporaryDirectory() as place:
+        source = saved(Path(place) / "old", STEP, spread(STEP, experts, one, called))
+        run = saved(Path(place) / "new", 1, spread(1, experts, two, called))
+        found = held(filled(run, source), STEP, two)
+    wanted = spread(STEP, experts, two, called)
+    for mine, known in zip(found, wanted, strict=True):
+        assert mine.keys() == known.keys()
+        for name, kinds in known.items():
+            assert all(torch.equal(mine[name][kind], kinds[kind]) for kind in kinds), name
+
+
+def test_a_tensor_of_all_experts_of_a_rank_goes_to_that_rank_alone(tmp_path: Path) -> None:
+    """Which axis its experts are along is not said: over other ranks it is refused."""
+
+    def of(step: int, ranks: int) -> list[dict[str, State]]:
+        dense = {name: numbers(name, step) for name in DENSE}
+        return [dense | {STACKED: numbers(f"{STACKED} of {rank}", step)} for rank in range(ranks)]
+
+    source = saved(tmp_path / "old", STEP, of(STEP, 2))
+    run = filled(saved(tmp_path / "new", 1, of(1, 2)), source)
+    for mine, known in zip(held(run, STEP, 2), of(STEP, 2), strict=True):
+        for name, kinds in known.items():
+            assert all(torch.equal(mine[name][kind], kinds[kind]) for kind in kinds), name
+    for ranks in (1, 4):
+        run = saved(tmp_path / f"on {ranks}", 1, of(1, ranks))
+        with pytest.raises(SurgeryError, match="which block of it each rank has is not known"):
+            plan(Run.open(run), from_data({"transplant": {"source": str(source)}}))
+
+
+def test_numbers_of_several_ranks_are_refused(tmp_path: Path) -> None:
+    """Where shapes do not say whose they are, number 2 of either rank would be one parameter."""
+    roots = [tmp_path / name for name in ("old", "new")]
+    for root, step in zip(roots, (STEP, 1), strict=True):
+        each = spread(step, 4, 2, EXPERT)
+        for own in each:
+            own["norm.weight"] = own["norm.weight"] | numbers("router.weight", step)
+        saved(root, step, each)
+    order = tmp_path / "order.txt"
+    names = [*DENSE, *(EXPERT.format(i) for i in range(4))]
+    order.write_text("\n".join(names))
+    source, run = roots
+    section = {"source": str(source), "order": str(order)}
+    with pytest.raises(SurgeryError, match="each of 2 optimizers begins at 0"):
+        plan(Run.open(run), from_data({"transplant": section}))
