@@ -15,6 +15,7 @@ from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.recipe.file import from_data
 from tests.support.dcp_tensors import tensors
 from tests.support.launch import run_module
+from tests.support.newest_megatron import by
 from tests.support.snapshot import snapshot
 
 pytestmark = [
@@ -25,12 +26,34 @@ pytest.importorskip("megatron.core")
 
 STEP, MORE = 4, 5
 SAVED = f"iter_{STEP:07d}"
+SPREAD, CUT = ("--expert-ranks", "2"), ("--tensor", "2")
+LEGACY = ("--sharding", "legacy")
 KINDS = {
-    "one rank": (), "two ranks": ("--expert-ranks", "2"), "two stages": ("--stages", "2"),
-}  # fmt: skip
-"""How the ranks share the four experts of each layer."""
-MOVES = [("one rank", "two ranks"), ("two ranks", "two stages"), ("two stages", "one rank"),
-         ("two ranks", "one rank")]  # fmt: skip
+    "one rank": (1, ()),
+    "two ranks": (2, SPREAD),
+    "two stages": (2, ("--stages", "2")),
+    "two tensor ranks": (2, CUT),
+    "experts whole on tensor ranks": (2, (*CUT, *SPREAD, "--expert-tensor", "1")),
+    "experts cut and spread": (4, (*CUT, *SPREAD)),
+    "newest": (2, ("--newest", *SPREAD)),
+    "newest on tensor ranks": (2, ("--newest", *CUT)),
+    "legacy": (1, LEGACY),
+    "legacy on two ranks": (2, (*LEGACY, *SPREAD)),
+    "legacy and plain on two ranks": (2, (*LEGACY, *SPREAD, "--no-distributed")),
+}
+"""How many ranks share the four experts of each layer, and how; by the newest megatron-core, or the
+one of the environment."""
+MOVES = [
+    ("one rank", "two ranks"), ("two ranks", "two stages"), ("two stages", "one rank"),
+    ("one rank", "two tensor ranks"), ("two tensor ranks", "experts whole on tensor ranks"),
+    ("experts whole on tensor ranks", "experts cut and spread"),
+    ("experts cut and spread", "newest"), ("newest", "newest on tensor ranks"),
+    ("newest on tensor ranks", "two stages"),
+]  # fmt: skip
+LEGACY_MOVES = [
+    ("legacy", "legacy on two ranks"), ("legacy on two ranks", "legacy and plain on two ranks"),
+    ("legacy and plain on two ranks", "legacy on two ranks"), ("legacy on two ranks", "legacy"),
+]  # fmt: skip
 CHAINED = re.compile(r"chained_\d+\.")
 """How the core begins the names of an optimizer that is several: where experts have their own
 ranks."""
@@ -38,24 +61,22 @@ ranks."""
 
 def train(kind: str, root: Path, stop: int, *more: str) -> dict[int, float]:
     """To step `stop`, from where the library resumes: the loss of each update."""
-    words = ("tests.support.megatron_llama", root, stop, "--experts", "4", *KINDS[kind], *more)
-    done = run_module(
-        *words, ranks=2 if KINDS[kind] else 1, environment={"PYTHONWARNINGS": "ignore"}
-    )
+    ranks, how = KINDS[kind]
+    if "--newest" in how:
+        by("newest")
+    words = ("tests.support.megatron_llama", root, stop, "--experts", "4", *how, *more)
+    done = run_module(*words, ranks=ranks, environment={"PYTHONWARNINGS": "ignore"})
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
     return {int(step): loss for step, loss in json.loads(line).items()}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of each kind a run, one of a single step and another seed, and the next losses of the
-    first."""
+    """Of each kind a run, one of a single step and another seed, and the losses after `STEP`."""
     folder = tmp_path_factory.mktemp("experts")
     for kind in KINDS:
-        train(kind, folder / kind, STEP)
-        train(kind, folder / f"fresh {kind}", 1, "--seed", "7")
-        shutil.copytree(folder / kind, folder / f"on {kind}")
-        losses = train(kind, folder / f"on {kind}", STEP + MORE)
+        more = ("--saved", str(STEP), "--fresh", str(folder / f"fresh {kind}"))
+        losses = train(kind, folder / kind, STEP + MORE, *more)
         (folder / f"{kind}.json").write_text(json.dumps(losses))
     return folder
 
@@ -86,5 +107,25 @@ def test_the_next_losses_are_those_of_the_source(
     )
     assert known.keys() == found.keys() and any("experts" in name for name in known)
     assert [name for name in known if not torch.equal(known[name], found[name])] == []
-    wanted = {int(k): v for k, v in json.loads((runs / f"{source}.json").read_text()).items()}
-    assert train(target, run, STEP + MORE) == pytest.approx(wanted, rel=1e-6)
+    assert goes_on(run, target) == pytest.approx(losses(runs, source), rel=1e-6)
+
+
+@pytest.mark.parametrize(("source", "target"), LEGACY_MOVES)
+def test_in_the_legacy_format_each_rank_has_its_own_experts(
+    runs: Path, tmp_path: Path, source: str, target: str
+) -> None:
+    """Which it counts from 0 on, and whose files the core itself reads."""
+    run = tmp_path / "run"
+    shutil.copytree(runs / f"fresh {target}", run)
+    filled(run, runs / source)
+    assert goes_on(run, target) == pytest.approx(losses(runs, source), rel=1e-6)
+
+
+def losses(runs: Path, kind: str) -> dict[int, float]:
+    """Those that the run itself had after `STEP`."""
+    found = json.loads((runs / f"{kind}.json").read_text())
+    return {int(step): loss for step, loss in found.items() if int(step) > STEP}
+
+
+def goes_on(run: Path, kind: str) -> dict[int, float]:
+    return train(kind, run, STEP + MORE, "--saved")  # none

@@ -39,7 +39,7 @@ LIBRARIES = (
 PAGES = {
     "hugging_face": {"titan": TORCHTITAN, "fused-titan": TORCHTITAN, "megatron": MEGATRON,
                      **dict.fromkeys(CUT, MEGATRON), FSDP: "", **dict.fromkeys(ENGINES, "")},
-    FSDP: {"titan": TORCHTITAN, ENGINES[2]: ""},
+    FSDP: {"titan": TORCHTITAN, "fused-titan": TORCHTITAN, ENGINES[2]: ""},
     ENGINES[0]: {"fused-titan": TORCHTITAN},
     ENGINES[2]: {"tensor-megatron": MEGATRON},
     "titan": {"fused-titan": "torchtitan-fused"},
@@ -53,6 +53,7 @@ MOVES = [
     ("titan", "fused-titan"), ("fused-titan", "titan"), ("tensor-megatron", "megatron"),
     ("staged-megatron", "tensor-megatron"), ("tensor-megatron", "staged-megatron"),
     (FSDP, "titan"), (ENGINES[2], FSDP),
+    ("titan", FSDP), ("fused-titan", FSDP), (FSDP, "fused-titan"),
     *((a, b) for e in ENGINES for a, b in (("hugging_face", e), (e, "hugging_face"))),
     ("fused-titan", ENGINES[0]), ("tensor-megatron", ENGINES[2]),
 ]  # fmt: skip
@@ -78,29 +79,31 @@ def train(library: str, root: Path, stop: int, *more: str) -> dict[int, float]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of each library a run, and one of a single step and another seed."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[int, float]]]:
+    """Of each library a run, one of a single step and another seed, and the losses after `STEP`."""
     folder = tmp_path_factory.mktemp("llamas")
+    losses = {}
     for library in LIBRARIES:
-        train(library, folder / library, STEP)
-        train(library, folder / f"fresh {library}", 1, "--seed", "7")
-    return folder
+        more = ("--saved", str(STEP), "--fresh", str(folder / f"fresh {library}"))
+        seen = train(library, folder / library, STEP + MORE, *more)
+        losses[library] = {step: loss for step, loss in seen.items() if step > STEP}
+    return folder, losses
 
 
-@pytest.fixture(scope="module")
-def losses(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, float]]:
-    """Those that each library itself has next."""
-    out = {}
-    for library in LIBRARIES:
-        run = tmp_path_factory.mktemp("on") / "run"
-        shutil.copytree(runs / library, run)
-        out[library] = train(library, run, STEP + MORE)
-    return out
+@pytest.fixture
+def runs(trained: tuple[Path, dict[str, dict[int, float]]]) -> Path:
+    return trained[0]
+
+
+@pytest.fixture
+def losses(trained: tuple[Path, dict[str, dict[int, float]]]) -> dict[str, dict[int, float]]:
+    return trained[1]
 
 
 def filled(run: Path, source: Path, names: str) -> Plan:
     """The run, filled, taken back and filled again."""
-    if names == "torchtitan-fused" or FSDP in source.name:
+    sharded = any(any(root.glob("checkpoint-*/optimizer_0")) for root in (run, source))
+    if names == "torchtitan-fused" or sharded:
         file = run.parent / "page.yaml"  # neither step says how many heads there are
         file.write_text(f"use: {names}\nsizes: {{heads: {HEADS}, kv_heads: {KV_HEADS}}}\n")
         names = str(file) if names else ""
@@ -125,10 +128,10 @@ def test_the_next_losses_are_those_of_the_source(
     run = tmp_path / "run"
     shutil.copytree(runs / f"fresh {target}", run)
     filled(run, runs / source, page(source, target))
-    like = []
+    more = ["--saved"]  # none
     if source == "hugging_face" and "titan" in target:
-        like = ["--like", str(runs / source / f"checkpoint-{STEP}")]
-    assert train(target, run, STEP + MORE, *like) == pytest.approx(losses[source], rel=1e-6)
+        more += ["--like", str(runs / source / f"checkpoint-{STEP}")]
+    assert train(target, run, STEP + MORE, *more) == pytest.approx(losses[source], rel=1e-6)
 
 
 @pytest.mark.parametrize("there", LIBRARIES[1:])

@@ -18,11 +18,10 @@ pytestmark = pytest.mark.formats
 def test_another_library_prints_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     with TemporaryDirectory() as folder:  # whose path is short enough for a line
         monkeypatch.chdir(folder)
-        for words in (("hugging_face", "old", "4"), ("titan", "new", "1", "--seed", "7")):
-            library, name, *more = words
-            root = Path(folder) / name
+        old, other, new = (Path(folder) / name for name in ("old", "other", "new"))
+        for words in (("hugging_face", old, 4), ("titan", other, 1, "--fresh", new)):
             quiet = {"PYTHONWARNINGS": "ignore"}
-            run_module("tests.support.llamas", library, root, *more, environment=quiet)
+            run_module("tests.support.llamas", *words, environment=quiet)
         page = (REPO / "docs" / "transplant.md").read_text("utf-8")
         first, *shown = dict(BLOCK.findall(page))["library"].splitlines()
         done = invoke(*first.removeprefix("$ ckptsurgeon ").split(), "--yes")

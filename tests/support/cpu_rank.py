@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,3 +41,33 @@ def cpu_rank() -> Iterator[None]:
     with OnCpu():
         yield
     dist.destroy_process_group()
+
+
+def cpu_parts() -> None:
+    """The core's parts that would be a GPU's."""
+    from megatron.core import tensor_parallel
+    from megatron.core.models import backends
+    from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.transformer import transformer_block
+    from megatron.core.transformer.moe import moe_utils
+
+    moe_utils.te_general_gemm = None  # which it looks for without Transformer Engine, too
+    tracker = SimpleNamespace(fork=nullcontext)  # of a GPU; nothing is dropped here
+    tensor_parallel.get_cuda_rng_tracker = lambda: tracker
+    for module in (backends, gpt_layer_specs, transformer_block):
+        for name in ("LNImpl", "LayerNormImpl", "WrappedTorchNorm"):
+            if hasattr(module, name):
+                setattr(module, name, Norm)
+
+
+class Norm:
+    """The core's torch norm in place of apex's, which is here for its Adam alone; also for tensor
+    ranks that share a sequence, which the core sums the gradients of where the weight says so."""
+
+    def __new__(cls, config: Any, **given: Any) -> Any:
+        from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+        norm = WrappedTorchNorm(config=replace(config, sequence_parallel=False), **given)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm

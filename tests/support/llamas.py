@@ -1,9 +1,10 @@
 """One small Llama, trained by transformers' Trainer or by torchtitan's own parts, on one CPU.
 
 `python -m tests.support.llamas LIBRARY RUN STOP` trains on to step STOP from where the library
-resumes, and prints the losses as JSON. Both see the same tokens at the same step, so that the
-losses of one say whether the other's state is its own. What is not the libraries' is the loop of
-torchtitan, whose trainer wants a GPU.
+resumes, and prints the losses as JSON; each step is saved, or those that `--saved` names.
+`--fresh RUN` trains another run for one step, too. Both libraries see the same tokens at the same
+step, so that the losses of one say whether the other's state is its own. What is not the libraries'
+is the loop of torchtitan, whose trainer wants a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, TOKENS = 32, 2, 4, 2, 48, 64
 BATCH, LENGTH, RATE, THETA = 4, 16, 5e-3, 10000.0
 BETAS, EPS = (0.9, 0.95), 1e-4
+FRESH_SEED = 7
 """Eps is so large that a gradient of another scale, as a clip leaves it, shows in the losses."""
 
 
@@ -46,11 +48,12 @@ def hugging_face(
     eps: float = EPS,
     how: str = "",
     cold: str = "",
+    saved: Collection[int] | None = None,
     **shape: Any,
 ) -> dict[int, float]:
-    """To step `stop`, from where the Trainer resumes, saving every step; the loss of each. `how` is
-    one of HOW. The model is of another `shape` than the module's where that is given. What `cold`
-    says of the optimizer is lost once it is loaded."""
+    """To step `stop`, from where the Trainer resumes, saving every step, or those of `saved`; the
+    loss of each. `how` is one of HOW. The model is of another `shape` than the module's where that
+    is given. What `cold` says of the optimizer is lost once it is loaded."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     torch.manual_seed(seed)
@@ -74,6 +77,9 @@ def hugging_face(
     class Losses(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **live: Any) -> None:
             lose(live["optimizer"], cold)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_save = saved is None or state.global_step in saved
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if "loss" in logs:
@@ -224,7 +230,7 @@ class Titan:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
 
-    def train(self, stop: int) -> dict[int, float]:
+    def train(self, stop: int, saved: Collection[int] | None = None) -> dict[int, float]:
         seen = {}
         while self.step < stop:
             self.step += 1
@@ -238,7 +244,8 @@ class Titan:
             loss.backward()
             self.optimizers.step()
             self.schedulers.step()
-            self.manager.save(self.step, last_step=False)
+            if saved is None or self.step in saved:
+                self.manager.save(self.step, last_step=False)
         return seen
 
 
@@ -318,7 +325,10 @@ def main() -> None:
     words.add_argument("library", choices=[*HUGGING_FACE, "titan", "fused-titan"])
     words.add_argument("root", type=Path)
     words.add_argument("stop", type=int)
-    words.add_argument("--seed", type=int, default=0)
+    words.add_argument("--saved", type=int, nargs="*", metavar="STEP")
+    words.add_argument(
+        "--fresh", type=Path, help="a run of one step and another seed, made as well"
+    )
     words.add_argument("--like", type=Path, help="a step of the Trainer that the newest must equal")
     words.add_argument("--cold", choices=["all", "half", "names"], default="")
     given = words.parse_args()
@@ -329,25 +339,30 @@ def main() -> None:
 
             os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(fsdp2.free_port())}
-        seen = hugging_face(given.root, given.stop, seed=given.seed, how=how, cold=given.cold)
+        seen = hugging_face(given.root, given.stop, how=how, cold=given.cold, saved=given.saved)
+        if given.fresh is not None:
+            hugging_face(given.fresh, 1, seed=FRESH_SEED, how=how)
         if int(os.environ.get("RANK", 0)) == 0:
             print(json.dumps(seen))
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         return
     without_experts()
-    titan = Titan(given.root, fused=given.library == "fused-titan", seed=given.seed)
+    fused = given.library == "fused-titan"
+    if given.fresh is not None:
+        Titan(given.fresh, fused=fused, seed=FRESH_SEED).train(1)
+    titan = Titan(given.root, fused=fused)
     titan.manager.load()
     for optimizer in titan.optimizers:
         lose(optimizer, given.cold)
     if given.like is not None:
-        mine, wanted = held(titan), converted(given.like, given.library == "fused-titan")
+        mine, wanted = held(titan), converted(given.like, fused)
         assert mine.keys() == wanted.keys()
         for kind, tensors in wanted.items():
             assert mine[kind].keys() == tensors.keys()
             for name, tensor in tensors.items():
                 assert torch.equal(mine[kind][name], tensor), (kind, name)
-    print(json.dumps(titan.train(given.stop)))
+    print(json.dumps(titan.train(given.stop, given.saved)))
 
 
 if __name__ == "__main__":

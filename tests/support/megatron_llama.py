@@ -1,7 +1,8 @@
 """The Llama of `llamas`, trained by megatron-core's own model, optimizer and checkpoints on a CPU.
 
 `python -m tests.support.megatron_llama RUN STOP` trains on to step STOP from where the tracker
-says, saves each step by `dist_checkpointing`, and prints the losses as JSON.
+says, saves each step by `dist_checkpointing`, or those that `--saved` names, and prints the losses
+as JSON; `--fresh RUN` trains another run for one step, too.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tests.support import apex_adam, llamas, megatron_real
-from tests.support.cpu_rank import cpu_rank
+from tests.support import apex_adam, llamas, megatron_real, newest_megatron
+from tests.support.cpu_rank import cpu_parts, cpu_rank
 
 SHAPE = {
     "num_layers": llamas.LAYERS, "hidden_size": llamas.HIDDEN, "num_query_groups": llamas.KV_HEADS,
@@ -32,7 +34,7 @@ def model(args: argparse.Namespace) -> tuple[Any, Any]:
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
     from megatron.core.transformer import TransformerConfig
 
-    megatron_real.on_cpu()
+    cpu_parts()
     torch.manual_seed(args.seed)
     config = TransformerConfig(
         **SHAPE, use_cpu_initialization=True, attention_dropout=0.0, hidden_dropout=0.0,
@@ -60,6 +62,7 @@ def _experts(args: argparse.Namespace) -> dict[str, Any]:
         "num_moe_experts": args.num_experts, "moe_router_topk": 2,
         "moe_router_load_balancing_type": "none", "moe_token_dispatcher_type": "allgather",
         "expert_model_parallel_size": args.expert_model_parallel_size,
+        "expert_tensor_parallel_size": args.expert_tensor_parallel_size,
         "sequence_parallel": args.tensor_model_parallel_size > 1,
         "moe_ffn_hidden_size": llamas.INNER,
     }  # fmt: skip
@@ -68,6 +71,7 @@ def _experts(args: argparse.Namespace) -> dict[str, Any]:
 def update(ddp: Any, optimizer: Any, scheduler: Any, step: int) -> float:
     """One update, of each stage in turn; the loss."""
     from megatron.core import parallel_state
+    from megatron.core.distributed import finalize_model_grads
 
     ddp.zero_grad_buffer()
     optimizer.zero_grad()
@@ -93,7 +97,7 @@ def update(ddp: Any, optimizer: Any, scheduler: Any, step: int) -> float:
     if not first:
         assert between.grad is not None
         dist.send(between.grad, parallel_state.get_pipeline_model_parallel_prev_rank())
-    ddp.finish_grad_sync()
+    finalize_model_grads([ddp])
     optimizer.step()
     scheduler.step(llamas.BATCH)
     told = loss.detach().clone()
@@ -102,7 +106,9 @@ def update(ddp: Any, optimizer: Any, scheduler: Any, step: int) -> float:
     return float(told)
 
 
-def train(root: Path, stop: int, args: argparse.Namespace) -> dict[int, float]:
+def train(
+    root: Path, stop: int, args: argparse.Namespace, saved: Collection[int] | None = None
+) -> dict[int, float]:
     ddp, optimizer, scheduler = megatron_real.trained(*model(args), args)
     step = 0
     if (root / megatron_real.TRACKER).exists():
@@ -114,6 +120,8 @@ def train(root: Path, stop: int, args: argparse.Namespace) -> dict[int, float]:
     while step < stop:
         step += 1
         seen[step] = update(ddp, optimizer, scheduler, step)
+        if saved is not None and step not in saved:
+            continue
         args.consumed_train_samples, args.iteration = step * llamas.BATCH, step
         state = {
             "args": args, "checkpoint_version": 3.0, "iteration": step,
@@ -121,7 +129,8 @@ def train(root: Path, stop: int, args: argparse.Namespace) -> dict[int, float]:
             "num_floating_point_operations_so_far": 0,
         }  # fmt: skip
         folder = root / f"iter_{step:07d}"
-        megatron_real.save_dist(folder, state, ddp.module, optimizer, args)
+        save = megatron_real.save_legacy if args.sharding == "legacy" else megatron_real.save_dist
+        save(folder, state, ddp.module, optimizer, args)
         if dist.get_rank() == 0:
             (root / megatron_real.TRACKER).write_text(str(step))
         dist.barrier()
@@ -132,20 +141,30 @@ def main() -> None:
     words = argparse.ArgumentParser()
     words.add_argument("root", type=Path)
     words.add_argument("stop", type=int)
-    words.add_argument("--seed", type=int, default=1234)
+    words.add_argument("--saved", type=int, nargs="*", metavar="STEP")
+    words.add_argument(
+        "--fresh", type=Path, help="a run of one step and another seed, made as well"
+    )
     words.add_argument("--tensor", dest="tensor_model_parallel_size", type=int, default=1)
     words.add_argument("--stages", dest="pipeline_model_parallel_size", type=int, default=1)
     words.add_argument("--experts", dest="num_experts", type=int)
     words.add_argument("--expert-ranks", dest="expert_model_parallel_size", type=int, default=1)
+    words.add_argument("--expert-tensor", dest="expert_tensor_parallel_size", type=int)
+    words.add_argument("--newest", action="store_true")
+    words.add_argument("--sharding", default="fully_reshardable")
+    words.add_argument("--no-distributed", dest="use_distributed_optimizer", action="store_false")
     args = words.parse_args()
-    root, stop = args.root, args.stop
-    del args.root, args.stop
+    if args.newest:
+        newest_megatron.put_first()
+    root, stop, fresh, saved = args.root, args.stop, args.fresh, args.saved
+    del args.root, args.stop, args.fresh, args.saved, args.newest
+    args.seed = 1234
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     model_ranks = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
     args.data_parallel_size = ranks // model_ranks
     vars(args).update(
         SHAPE, group_query_attention=True, global_batch_size=llamas.BATCH, clip_grad=0.0,
-        hysteresis=2, sharding="fully_reshardable", use_distributed_optimizer=True, fp16=False,
+        hysteresis=2, fp16=False,
         lr=llamas.RATE, min_lr=llamas.RATE, weight_decay=0.1, initial_loss_scale=1.0,
         mup_width=None, adam_eps=llamas.EPS,
         lr_warmup_samples=0, lr_decay_samples=200, lr_decay_style="constant", use_checkpoint=False,
@@ -161,8 +180,12 @@ def main() -> None:
             args.tensor_model_parallel_size,
             args.pipeline_model_parallel_size,
             expert_model_parallel_size=args.expert_model_parallel_size,
+            expert_tensor_parallel_size=args.expert_tensor_parallel_size,
         )
-        seen = train(root, stop, args)
+        seen = train(root, stop, args, saved)
+        if fresh is not None:
+            args.seed = llamas.FRESH_SEED
+            train(fresh, 1, args)
         if dist.get_rank() == 0:
             print(json.dumps(seen))
         parallel_state.destroy_model_parallel()

@@ -8,13 +8,11 @@ Megatron-core asks for CUDA tensors; `cpu_rank` gives it CPU ones. What Megatron
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import multiprocessing
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint
 
 from tests.support import apex_adam, newest_megatron
-from tests.support.cpu_rank import cpu_rank
+from tests.support.cpu_rank import cpu_parts, cpu_rank
 
 BATCH = 8
 GPT = {
@@ -56,29 +54,11 @@ class Model(torch.nn.Module):
         }
 
 
-def on_cpu() -> None:
-    """The core's parts that would be a GPU's."""
-    from megatron.core import tensor_parallel
-    from megatron.core.models import backends
-    from megatron.core.models.gpt import gpt_layer_specs
-    from megatron.core.transformer import transformer_block
-    from megatron.core.transformer.moe import moe_utils
-    from megatron.core.transformer.torch_norm import WrappedTorchNorm
-
-    moe_utils.te_general_gemm = None  # which it looks for without Transformer Engine, too
-    tracker = SimpleNamespace(fork=contextlib.nullcontext)  # of a GPU; nothing is dropped here
-    tensor_parallel.get_cuda_rng_tracker = lambda: tracker
-    for module in (backends, gpt_layer_specs, transformer_block):
-        for name in ("LNImpl", "LayerNormImpl"):  # apex's, which is here for its Adam alone
-            if hasattr(module, name):
-                setattr(module, name, WrappedTorchNorm)
-
-
 def gpt(transformer: Any) -> Any:
     """The core's own model, that takes what the other one takes for the words of a text."""
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 
-    on_cpu()
+    cpu_parts()
 
     class Gpt(GPTModel):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -198,16 +178,26 @@ def save(root: Path, args: argparse.Namespace) -> None:
                 "opt_param_scheduler": scheduler.state_dict(),
                 "num_floating_point_operations_so_far": 0,
             }  # fmt: skip
-            how = {"legacy": _save_legacy, "torch_dcp": _save_flat}.get(args.sharding, save_dist)
+            how = {"legacy": save_legacy, "torch_dcp": _save_flat}.get(args.sharding, save_dist)
             how(folder, state, ddp.module, optimizer, args)
             (root / TRACKER).write_text(str(iteration))
 
 
-def _save_legacy(
-    folder: Path, state: dict[str, Any], model: Any, optimizer: Any, args: Any
-) -> None:
-    rank = folder / "mp_rank_00"
-    rank.mkdir(parents=True)
+def rank_folder() -> str:
+    """As Megatron-LM calls that of this rank's share of the model."""
+    from megatron.core import parallel_state
+
+    name = f"mp_rank_{parallel_state.get_tensor_model_parallel_rank():02d}"
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        name += f"_{parallel_state.get_pipeline_model_parallel_rank():03d}"
+    if parallel_state.get_expert_model_parallel_world_size() > 1:
+        name += f"_{parallel_state.get_expert_model_parallel_rank():03d}"
+    return name
+
+
+def save_legacy(folder: Path, state: dict[str, Any], model: Any, optimizer: Any, args: Any) -> None:
+    rank = folder / rank_folder()
+    rank.mkdir(parents=True, exist_ok=True)
     if args.use_distributed_optimizer:
         optimizer.save_parameter_state(str(rank / "distrib_optim.pt"))
     state = {**state, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -260,7 +250,7 @@ def resume(
     """Weights and optimizer of the step that the tracker names; the whole state is returned."""
     folder = root / f"iter_{int((root / TRACKER).read_text()):07d}"
     if args.sharding == "legacy":
-        rank = folder / "mp_rank_00"
+        rank = folder / rank_folder()
         state = torch.load(rank / "model_optim_rng.pt", weights_only=False)
         ddp.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
