@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ckptsurgeon import Run, look, plan, surgery
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.support.dcp_tensors import tensors
 from tests.support.launch import run_module
@@ -40,6 +41,7 @@ KINDS = {
     "legacy": (1, LEGACY),
     "legacy on two ranks": (2, (*LEGACY, *SPREAD)),
     "legacy and plain on two ranks": (2, (*LEGACY, *SPREAD, "--no-distributed")),
+    "legacy and whole on tensor ranks": (2, (*LEGACY, *CUT, *SPREAD, "--expert-tensor", "1")),
 }
 """How many ranks share the four experts of each layer, and how; by the newest megatron-core, or the
 one of the environment."""
@@ -53,6 +55,7 @@ MOVES = [
 LEGACY_MOVES = [
     ("legacy", "legacy on two ranks"), ("legacy on two ranks", "legacy and plain on two ranks"),
     ("legacy and plain on two ranks", "legacy on two ranks"), ("legacy on two ranks", "legacy"),
+    ("legacy and whole on tensor ranks", "legacy and whole on tensor ranks"),
 ]  # fmt: skip
 CHAINED = re.compile(r"chained_\d+\.")
 """How the core begins the names of an optimizer that is several: where experts have their own
@@ -119,6 +122,14 @@ def test_in_the_legacy_format_each_rank_has_its_own_experts(
     shutil.copytree(runs / f"fresh {target}", run)
     filled(run, runs / source)
     assert goes_on(run, target) == pytest.approx(losses(runs, source), rel=1e-6)
+
+
+def test_of_legacy_files_other_tensor_ranks_are_refused(runs: Path, tmp_path: Path) -> None:
+    """They don't say how a parameter is cut."""
+    source, run = "legacy on two ranks", tmp_path / "run"
+    shutil.copytree(runs / "fresh legacy and whole on tensor ranks", run)
+    with pytest.raises(SurgeryError, match="which block of it each rank has is not known"):
+        filled(run, runs / source)
 
 
 def losses(runs: Path, kind: str) -> dict[int, float]:

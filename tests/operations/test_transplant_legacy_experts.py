@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ckptsurgeon import Run, plan, surgery
+from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.support import megatron_legacy
@@ -148,3 +148,16 @@ def test_numbers_of_several_ranks_are_refused(tmp_path: Path) -> None:
     section = {"source": str(source), "order": str(order)}
     with pytest.raises(SurgeryError, match="each of 2 optimizers begins at 0"):
         plan(Run.open(run), from_data({"transplant": section}))
+
+
+def test_files_are_those_of_the_ranks_that_cut_experts_otherwise(tmp_path: Path) -> None:
+    """Two tensor ranks whose experts are whole have an expert rank each, and a file."""
+    sizes = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+    megatron_legacy.save(tmp_path, (STEP,), tensor=2, pipeline=1, **sizes)
+    folder = tmp_path / f"iter_{STEP:07d}"
+    for rank in range(2):
+        (folder / f"mp_rank_{rank:02d}").rename(folder / f"mp_rank_{rank:02d}_{rank:03d}")
+    assert Run.open(tmp_path).complete(STEP)
+    (folder / "mp_rank_01_001" / "distrib_optim.pt").unlink()
+    (finding,) = look.verify(Run.open(tmp_path)).findings
+    assert "missing: mp_rank_01_001/distrib_optim.pt" in finding and "…" not in finding

@@ -6,6 +6,7 @@ the rest of the model once more.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,19 @@ ANY = re.compile(r".*\.experts\.")
 def ranks(args: Mapping[str, Any]) -> int:
     """Over how many the experts are spread."""
     return int(args.get("expert_model_parallel_size") or 1)
+
+
+def tensor_ranks(args: Mapping[str, Any]) -> int:
+    """Over how many each expert is cut: as the attention, unless they say otherwise."""
+    name = "expert_tensor_parallel_size"
+    return int(args.get(name) or args.get("tensor_model_parallel_size") or 1)
+
+
+def shares(tensor: int, spread: int, cut: int) -> list[tuple[int, int]]:
+    """The tensor and the expert rank of each file of a stage: not every pair where experts are cut
+    over others than the attention is (`megatron/core/parallel_state.py`)."""
+    processes = range(math.lcm(tensor, cut * spread))
+    return sorted({(rank % tensor, rank // cut % spread) for rank in processes})
 
 
 def rank(file: Path) -> int:

@@ -23,7 +23,7 @@ from ckptsurgeon.formats.fields.shard_files import opened, read_shards
 from ckptsurgeon.formats.fields.understood import problem, understood
 from ckptsurgeon.formats.fields.values import Hazard, Rival
 from ckptsurgeon.formats.layout import CleansUp, Format, HasHazards, NamesElsewhere
-from ckptsurgeon.formats.megatron import bridge, options, tiers
+from ckptsurgeon.formats.megatron import bridge, experts, options, tiers
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, opened_dist
 from ckptsurgeon.formats.megatron.flags import USE
@@ -121,8 +121,9 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
                 for kind in ("tensor", "pipeline", "expert")
             ]
             data = int(args.get("data_parallel_size") or 1)
-            total = sizes[0] * sizes[1] * sizes[2] * data
-            reasons = [problem("ranks", size) for size in (*sizes, data, total)]
+            cut = experts.tensor_ranks(args)
+            total = sizes[0] * sizes[1] * sizes[2] * max(data, cut)
+            reasons = [problem("ranks", size) for size in (*sizes, data, cut, total)]
         if any(reasons):
             raise SurgeryError(
                 f"{held[0].parent}: {next(filter(None, reasons))}",
@@ -131,7 +132,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
         names = [
             f"mp_rank_{t:02d}" + (f"_{p:03d}" if sizes[1] > 1 else "")
             + (f"_{e:03d}" if sizes[2] > 1 else "")
-            for t in range(sizes[0]) for p in range(sizes[1]) for e in range(sizes[2])
+            for p in range(sizes[1]) for t, e in experts.shares(sizes[0], sizes[2], cut)
         ]  # fmt: skip
         files = ["model_optim_rng.pt"]
         if args.get("use_layer_wise_distributed_optimizer") and not args.get("no_save_optim"):
