@@ -108,7 +108,7 @@ def operate(common: Editing, recipe: Recipe, computed: Computed = BY_ITSELF) -> 
     if common.no_tb_note:
         recipe = recipe.but(replace(recipe[TensorBoard], note=False))
     run = open_for(common, computed)
-    plan = surgery.plan(run, recipe, allow_globals=common.allow_global or ())
+    plan = surgery.plan(run, recipe, allow_globals=common.allow_global or (), jobs=common.jobs)
     if computed.resume:
         _refuse_done(run, plan, recipe)
     carry_out(run, plan, common, recipe.get(Relaunch), computed)

@@ -70,7 +70,7 @@ def diff(
     tensors: Annotated[
         bool, typer.Option("--tensors", help="Compare every element of every tensor too.")
     ] = False,
-    jobs: Jobs = 8,
+    jobs: Jobs = None,
     *,
     common: Common,
     cluster: Cluster,

@@ -145,7 +145,7 @@ def verify(
             autocompletion=saved_steps,
         ),
     ] = None,
-    jobs: Jobs = 8,
+    jobs: Jobs = None,
     log: Annotated[
         Path | None,
         typer.Option(
@@ -221,7 +221,7 @@ def doctor(
             autocompletion=saved_steps,
         ),
     ] = None,
-    jobs: Jobs = 8,
+    jobs: Jobs = None,
     *,
     common: Common,
     cluster: Cluster,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ckptsurgeon import file_system
 from ckptsurgeon.cli.in_slurm import SLURM, join, script
 from ckptsurgeon.cli.tally import Measured, Tally
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -78,14 +79,14 @@ class Cluster:
 
     @contextmanager
     def workers(
-        self, jobs: int, folders: Sequence[Path], *, quiet: bool = False
+        self, jobs: int | None, folders: Sequence[Path], *, quiet: bool = False
     ) -> Iterator[Workers]:
-        """`jobs` threads of this process, or the workers of the cluster. Raises UsageError where
-        none answers, where one has another version of this package or sees other `folders`; a pass
-        raises SurgeryError where workers are lost again and again. What they did is said on stderr,
-        unless `quiet`."""
+        """`jobs` threads of this process, or as many as the file system bears, or the workers of
+        the cluster. Raises UsageError where none answers, where one has another version of this
+        package or sees other `folders`; a pass raises SurgeryError where workers are lost again and
+        again. What they did is said on stderr, unless `quiet`."""
         if self.on is None:
-            yield jobs
+            yield jobs or file_system.threads(folders[0])
             return
         with _cluster(self.on, folders) as cluster:
             yield cluster
@@ -106,7 +107,7 @@ class Computed(Cluster):
 
     @contextmanager
     def writers(
-        self, jobs: int, folders: Sequence[Path], *, quiet: bool = False
+        self, jobs: int | None, folders: Sequence[Path], *, quiet: bool = False
     ) -> Iterator[Executor | None]:
         """The same for what leaves records; None where it is the threads of this process, which
         leave none."""

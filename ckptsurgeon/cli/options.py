@@ -25,7 +25,15 @@ from ckptsurgeon.report.style import Style
 if TYPE_CHECKING:
     from ckptsurgeon.run.run import Run
 
-Jobs = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Files worked on at once.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        metavar="N",
+        min=1,
+        help="Files worked on at once [8; 32 on a network's file system].",
+    ),
+]
 AllowGlobal = Annotated[
     list[str] | None,
     typer.Option(
@@ -182,7 +190,7 @@ class Editing(Common):
         bool,
         typer.Option("--relaunch", help="Start the trainer afterwards and check its first line."),
     ] = False
-    jobs: Jobs = 8
+    jobs: Jobs = None
     allow_global: AllowGlobal = None
     no_tb_note: Annotated[
         bool,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptsurgeon import report
+from ckptsurgeon import file_system, report
 from ckptsurgeon.cli.options import AllowGlobal, Common, Jobs
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.guard.ready import decide
@@ -52,7 +52,7 @@ def ready(
             help="How long to wait while another process works on the run.",
         ),
     ] = 600,
-    jobs: Jobs = 8,
+    jobs: Jobs = None,
     allow_global: AllowGlobal = None,
     *,
     common: Common,
@@ -79,7 +79,8 @@ def ready(
         with report.Progress(sys.stderr, quiet=quiet) as progress:
             seen = decide(
                 run, depth, repair=repair and not common.dry_run, from_scratch=from_scratch,
-                wait=wait, jobs=jobs, allow_globals=allow_global or (), progress=progress,
+                wait=wait, jobs=jobs or file_system.threads(run.root),
+                allow_globals=allow_global or (), progress=progress,
             )  # fmt: skip
     _answer(seen, print_path, bool(arguments) and not common.dry_run, common)
     if not seen.ready:

@@ -13,7 +13,7 @@ from ckptsurgeon import report, whole_file
 from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.carry_out import back, carry_out, open_for, operate, show
 from ckptsurgeon.cli.on import Computed
-from ckptsurgeon.cli.options import AllowGlobal, Common, Editing
+from ckptsurgeon.cli.options import AllowGlobal, Common, Editing, Jobs
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
 from ckptsurgeon.operations.completion import surgeries, undone
@@ -45,6 +45,7 @@ def plan(
     why: Annotated[
         str | None, typer.Option("--why", metavar="TEXT", help="The reason, which `log` shows.")
     ] = None,
+    jobs: Jobs = None,
     allow_global: AllowGlobal = None,
     *,
     common: Common,
@@ -65,7 +66,7 @@ def plan(
         )
     request = load(recipe, overrides or ()).but(why=why)
     run = common.open_run()
-    new_plan = surgery.plan(run, request, allow_globals=allow_global or ())
+    new_plan = surgery.plan(run, request, allow_globals=allow_global or (), jobs=jobs)
     if output is not None and not common.dry_run:
         new_file.write(output, json.dumps(new_plan, indent=1, default=to_json).encode())
         words = [str(output)]
@@ -149,7 +150,9 @@ def undo(
     from ckptsurgeon import surgery
 
     run = open_for(common)
-    _take_back(run, surgery.plan_undo(run, receipt, as_they_are=as_they_are), common)
+    _take_back(
+        run, surgery.plan_undo(run, receipt, as_they_are=as_they_are, jobs=common.jobs), common
+    )
 
 
 def redo(
@@ -175,7 +178,9 @@ def redo(
     from ckptsurgeon import surgery
 
     run = open_for(common)
-    _take_back(run, surgery.plan_redo(run, receipt, as_they_are=as_they_are), common)
+    _take_back(
+        run, surgery.plan_redo(run, receipt, as_they_are=as_they_are, jobs=common.jobs), common
+    )
 
 
 def _take_back(run: Run, plan: Plan, common: Editing) -> None:

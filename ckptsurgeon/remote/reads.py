@@ -13,10 +13,11 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
+from ckptsurgeon import file_system, workers
 from ckptsurgeon.errors import DamagedFile, UsageError
 
 Range = tuple[int, int]
@@ -161,6 +162,13 @@ def age(path: Path) -> float | None:
     """How many seconds ago the object of a file was written, by the clock of its store; None on a
     disk."""
     return None if _mirror is None else _mirror.age(_absolute(path))
+
+
+def files_at_once(folder: Path, jobs: int | None = None) -> AbstractContextManager[None]:
+    """Inside, `workers.side_by_side` has `jobs` threads, or as many as the file system of the
+    folder bears. One for a mirror, which fetches side by side itself."""
+    threads = jobs or file_system.threads(folder)
+    return workers.files_at_once(1 if _mirror is not None else threads)
 
 
 def current() -> Mirror | None:

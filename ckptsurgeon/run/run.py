@@ -231,7 +231,7 @@ class Run:
                 f"step {step} is incomplete: missing: {first_few(missing)}",
                 next=[*back, command("status", why="list the complete steps")],
             )
-        with _damage_at(step):
+        with _damage_at(step), reads.files_at_once(self.root):
             checkpoint = self.format.open(self.root, step)
         if self.optimizer:
             checkpoint.known = self.known
@@ -350,10 +350,8 @@ class Run:
         self.refuse_interrupted()
         alive = self.trainer()
         if alive is not None:
-            raise SurgeryError(
-                alive,
-                next="stop the trainer, wait until it is gone, then repeat the command",
-            )
+            todo = "stop the trainer, wait until it is gone, then repeat the command"
+            raise SurgeryError(alive, next=todo)
 
     # --- logs and writers ------------------------------------------------------------------------
 
@@ -374,7 +372,8 @@ class Run:
     def writers(self) -> list[str]:
         """Evidence of trainers that are alive and write to this run, see `run.writers`."""
         logs = self.logs.all()
-        return writers.evidence(self.root, self.format, logs, self.pointers())
+        with reads.files_at_once(self.root):
+            return writers.evidence(self.root, self.format, logs, self.pointers())
 
 
 def _held(pointer: Path) -> str:

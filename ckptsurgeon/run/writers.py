@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -14,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ckptsurgeon import whole_file
+from ckptsurgeon import file_system, whole_file
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.plans.edits import relative
@@ -22,6 +21,7 @@ from ckptsurgeon.remote import reads
 from ckptsurgeon.run import slurm_job
 from ckptsurgeon.transaction import process
 from ckptsurgeon.transaction.home import EVENTS
+from ckptsurgeon.workers import side_by_side
 
 FLUSH_S = 120
 """Seconds after which torch's writer has flushed what it holds."""
@@ -31,7 +31,6 @@ RECORD = "trainer.pid"
 """What the bundled trainer says of its process."""
 MAX_RECORD = 1 << 16
 """Bytes of it."""
-MOUNTS = Path("/proc/self/mountinfo")
 REMOTE = ("nfs", "nfs4", "cifs", "smb3")
 EVENT_WRITER = re.compile(rf"{EVENTS}\.(?P<born>\d+)\.(?P<host>.+)\.(?P<pid>\d+)\.\d+")
 
@@ -89,26 +88,31 @@ def _saving(root: Path, format: Format, pointers: Mapping[str, int | None]) -> l
         return []
     files = [file for name in pointers for file in _written(root / name)]
     pointed = max((file.stat().st_mtime for file in files), default=0.0)
-    signs = []
-    for step in format.steps(root):
-        if step < max(named):
-            continue
-        for item in format.files(root, step):
-            try:
-                status = item.lstat()
-            except FileNotFoundError:  # a trainer that cleans up
-                continue
-            if not stat.S_ISREG(status.st_mode):
-                continue
-            saved = status.st_mtime
-            if is_open(item):
-                signs.append(f"{relative(item, root)}: somebody has it open for writing")
-            elif step > max(named) and saved > pointed and (ago := fresh(saved)):
-                signs.append(
-                    f"{relative(item, root)}: written {ago} and newer than what the pointers name: "
-                    f"a trainer may be saving it; it must be quiet for {FLUSH_S} s"
-                )
-    return signs
+
+    def sign(item: Path, newer: bool) -> str:
+        try:
+            status = item.lstat()
+        except FileNotFoundError:  # a trainer that cleans up
+            return ""
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        saved = status.st_mtime
+        if is_open(item):
+            return "somebody has it open for writing"
+        if newer and saved > pointed and (ago := fresh(saved)):
+            return (
+                f"written {ago} and newer than what the pointers name: a trainer may be saving it; "
+                f"it must be quiet for {FLUSH_S} s"
+            )
+        return ""
+
+    newest = max(named)
+    steps = [step for step in format.steps(root) if step >= newest]
+    items = [(item, step > newest) for step in steps for item in format.files(root, step)]
+    signs = side_by_side(lambda each: sign(*each), items)
+    return [
+        f"{relative(item, root)}: {why}" for (item, _), why in zip(items, signs, strict=True) if why
+    ]
 
 
 def _written(pointer: Path) -> list[Path]:
@@ -152,21 +156,10 @@ def is_open(item: Path) -> bool:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
-        return error.errno == errno.EAGAIN and _file_system(descriptor) not in REMOTE
+        return error.errno == errno.EAGAIN and file_system.kind(descriptor) not in REMOTE
     finally:
         os.close(descriptor)
     return False
-
-
-def _file_system(descriptor: int) -> str:
-    """The kind of the mount that an open file is on (proc(5)); empty where /proc does not say."""
-    with contextlib.suppress(OSError, ValueError):
-        words = Path(f"/proc/self/fdinfo/{descriptor}").read_text("ascii").split()
-        mount = words[words.index("mnt_id:") + 1]
-        for line in MOUNTS.read_text("utf-8", "surrogateescape").splitlines():
-            if line.startswith(f"{mount} "):
-                return line.partition(" - ")[2].split()[0]
-    return ""
 
 
 def _born_before(pid: int, moment: int) -> bool:

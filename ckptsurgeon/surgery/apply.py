@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from pathlib import Path, PurePosixPath
 
+from ckptsurgeon import file_system
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.one_look import look_again, one_look
@@ -12,6 +13,7 @@ from ckptsurgeon.hints import again, command
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
+from ckptsurgeon.remote import reads
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import journal
 from ckptsurgeon.transaction.bucket.place import Place
@@ -26,16 +28,24 @@ def apply(
     run: Run,
     plan: Plan,
     *,
-    jobs: int = 8,
+    jobs: int | None = None,
     progress: Progress | None = None,
     workers: Executor | None = None,
 ) -> Receipt:
-    """Commit `plan` in one transaction and verify its promise on a fresh read of the disk.
-    `workers`, which may be on other hosts, compute and copy what becomes new files; an attempt that
-    was cut off is gone on with where the run was opened to resume it.
+    """Commit `plan` in one transaction and verify its promise on a fresh read of the disk, `jobs`
+    files at once, or as many as their file system bears. `workers`, which may be on other hosts,
+    compute and copy what becomes new files; an attempt that was cut off is gone on with where the
+    run was opened to resume it.
 
     Raises SurgeryError (the run is as it was), InterruptedSurgery (committed, not finished) or
     VerificationFailed (finished, and the disk does not hold what was promised)."""
+    with reads.files_at_once(run.root, jobs):
+        return _apply(run, plan, jobs or file_system.threads(run.root), progress, workers)
+
+
+def _apply(
+    run: Run, plan: Plan, jobs: int, progress: Progress | None, workers: Executor | None
+) -> Receipt:
     _refuse_other_run(run, plan)
     run.refuse_busy()
     if (place := Place.of(run.root)) is not None:

@@ -16,24 +16,33 @@ from ckptsurgeon.plans.edits import AnyChange, Aside, Change, NewStep, Rewrite
 from ckptsurgeon.plans.log_fields import LOG_FIELDS
 from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import keys, to_data
+from ckptsurgeon.remote import reads
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.conflicts import refuse_conflicts
 from ckptsurgeon.surgery.render import render, touched
 from ckptsurgeon.surgery.renumbered import refuse_shadowed
 from ckptsurgeon.surgery.saved_again import kept_until_the_next_save
 from ckptsurgeon.transaction import receipts
+from ckptsurgeon.workers import side_by_side
 
 
 @collector_paused()
 @one_look()
-def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Plan:
-    """What `recipe` would do to `run`, byte for byte. Reads only, also while a trainer is alive
-    there: `apply` refuses then.
+def plan(
+    run: Run, recipe: Recipe, *, allow_globals: Collection[str] = (), jobs: int | None = None
+) -> Plan:
+    """What `recipe` would do to `run`, byte for byte, the same for any number of `jobs`, which read
+    the files. Reads only, also while a trainer is alive there: `apply` refuses then.
 
     A checkpoint that names a global outside `known_globals` and `allow_globals` is not edited, and
     no pointer is set to it.
 
     Raises SurgeryError when it can't be done in every shard, and names what to do instead."""
+    with reads.files_at_once(run.root, jobs):
+        return _plan(run, recipe, allow_globals)
+
+
+def _plan(run: Run, recipe: Recipe, allow_globals: Collection[str]) -> Plan:
     run.refuse_interrupted()
     receipts.refuse_damaged(run.root)
     id = run.next_id()
@@ -45,7 +54,8 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
     files = run.format.files(run.root, step) if step in run.steps() else []
     for section in recipe.given.values():
         files += section.reads(run, step)
-    seen = {file: run.fingerprint(file) for file in map(run.relative, dict.fromkeys(files))}
+    names = [run.relative(file) for file in dict.fromkeys(files)]
+    seen = dict(zip(names, side_by_side(run.fingerprint, names), strict=True))
     checkpoint = run.checkpoint(step)
     before = checkpoint.state()
     recipe = recipe.but(*(section.settled(before) for section in recipe.given.values()))
@@ -91,7 +101,7 @@ def plan(run: Run, recipe: Recipe, *, allow_globals: Collection[str] = ()) -> Pl
         recipe=given,
         changes=tuple(changes),
         edits=tuple(edits),
-        assumes=tuple(seen.get(file) or run.fingerprint(file) for file in assumed),
+        assumes=tuple(side_by_side(lambda file: seen.get(file) or run.fingerprint(file), assumed)),
         promise=receipts.with_caveats(run.receipts(), after.promise.with_caveats(warnings)),
         before=before.promise,
         warnings=(*after.notes, *warnings),

@@ -34,6 +34,7 @@ from ckptsurgeon.transaction import assumptions, kept, receipts
 from ckptsurgeon.transaction.home import ATTIC, HOME, is_log
 from ckptsurgeon.transaction.inverse import kept_tails
 from ckptsurgeon.transaction.names import refuse_foreign
+from ckptsurgeon.workers import side_by_side
 
 
 def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = False) -> Plan:
@@ -83,7 +84,7 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
         recipe={},
         changes=(*changes, *(Aside(file, _kind(file)) for file in gone)),
         edits=tuple(edits),
-        assumes=tuple(run.fingerprint(file) for file in dict.fromkeys(touched(edits))),
+        assumes=tuple(side_by_side(run.fingerprint, dict.fromkeys(touched(edits)))),
         promise=None,
         warnings=tuple(warnings),
         undoes=receipt.id,
@@ -107,10 +108,14 @@ def _inverse(
     staging, attic = f"{HOME}/staging/{receipt.id}/", f"{HOME}/{ATTIC}/{id}/"
     edits: list[Edit] = []
     linked: list[Truncate | Append] = []
-    for old in receipt.inverse:
+
+    def now(old: Inverse) -> tuple[Move | Replace | Truncate | Append, int]:
         edit = _appended(run, receipt, old) if isinstance(old, Tail) else old
+        return edit, _names(run, edit) if isinstance(edit, (Truncate, Append)) else 0
+
+    for edit, names in side_by_side(now, receipt.inverse):
         if isinstance(edit, (Truncate, Append)):
-            (linked if _names(run, edit) > 1 else edits).append(edit)
+            (linked if names > 1 else edits).append(edit)
         elif isinstance(edit, Replace):
             edits.append(replace(edit, kept=edit.kept.replace(staging, attic)))
         elif edit.src not in gone:

@@ -17,6 +17,7 @@ from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import kept
 from ckptsurgeon.transaction.kept import saved_again
+from ckptsurgeon.workers import side_by_side
 
 AS_THEY_ARE = "--as-they-are"
 BETAS = {"beta1": 0, "beta2": 1}
@@ -85,7 +86,8 @@ Files = set[str]
 def _lost(run: Run, receipt: Receipt, anew: Sequence[str], steps: Sequence[Files]) -> list[str]:
     """The files of the step that were saved again, where the step can't come back as a whole."""
     edited = [edit for edit in receipt.inverse if isinstance(edit, (Truncate, Tail))]
-    lost = [edit.file for edit in edited if saved_again(run.root / edit.file, edit)]
+    saved = side_by_side(lambda edit: saved_again(run.root / edit.file, edit), edited)
+    lost = [edit.file for edit, is_so in zip(edited, saved, strict=True) if is_so]
     back = {_place(edit) for edit in receipt.inverse if isinstance(edit, (Move, Replace))}
     return lost + [f for f in anew if any(f in step and not step <= back for step in steps)]
 

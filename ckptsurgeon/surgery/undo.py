@@ -10,41 +10,51 @@ from ckptsurgeon.files.one_look import one_look
 from ckptsurgeon.hints import command, shell
 from ckptsurgeon.plans.edits import Move, NewText
 from ckptsurgeon.plans.plan import Plan, Receipt
+from ckptsurgeon.remote import reads
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.restore import plan_restore
 from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.names import refuse_foreign
+from ckptsurgeon.workers import side_by_side
 
 ROLLBACK = command("rollback", "--to", "STEP", why="to a saved step that `status` lists")
 
 
 @one_look()
-def plan_undo(run: Run, id: str | None = None, *, as_they_are: bool = False) -> Plan:
+def plan_undo(
+    run: Run, id: str | None = None, *, as_they_are: bool = False, jobs: int | None = None
+) -> Plan:
     """The inverse of receipt `id`, or of the newest surgery that is not undone yet.
 
     What the trainer wrote since goes to the attic: nothing is lost, and the run is byte for byte
     what it was before that surgery. If that only renamed or compacted, what was trained since
     stays, and only the files that it changed are brought back. Files that somebody changed in the
-    attic are refused, or with `as_they_are` taken so."""
-    run.refuse_interrupted()
-    receipt = _chosen(run, run.receipts(), id)
-    _refuse_lost(run, receipt)
-    title = f"undo {receipt.id} ({receipt.title})"
-    return plan_restore(run, receipt, title, as_they_are=as_they_are)
+    attic are refused, or with `as_they_are` taken so. The plan is the same for any number of
+    `jobs`, which look at the files."""
+    with reads.files_at_once(run.root, jobs):
+        run.refuse_interrupted()
+        receipt = _chosen(run, run.receipts(), id)
+        _refuse_lost(run, receipt)
+        title = f"undo {receipt.id} ({receipt.title})"
+        return plan_restore(run, receipt, title, as_they_are=as_they_are)
 
 
 @one_look()
-def plan_redo(run: Run, id: str | None = None, *, as_they_are: bool = False) -> Plan:
+def plan_redo(
+    run: Run, id: str | None = None, *, as_they_are: bool = False, jobs: int | None = None
+) -> Plan:
     """The inverse of an undo: of that of surgery `id`, or of the newest that was not redone yet.
+
     The surgery is in force again, bit for bit, and so is what was trained on it."""
-    run.refuse_interrupted()
-    done = run.receipts()
-    receipt = _undone(run, done, id)
-    _refuse_lost(run, receipt)
-    surgery = next((item for item in done if item.id == receipt.undoes), receipt)
-    title = f"redo {surgery.id} ({surgery.title})"
-    return plan_restore(run, receipt, title, as_they_are=as_they_are)
+    with reads.files_at_once(run.root, jobs):
+        run.refuse_interrupted()
+        done = run.receipts()
+        receipt = _undone(run, done, id)
+        _refuse_lost(run, receipt)
+        surgery = next((item for item in done if item.id == receipt.undoes), receipt)
+        title = f"redo {surgery.id} ({surgery.title})"
+        return plan_restore(run, receipt, title, as_they_are=as_they_are)
 
 
 # --- which surgery -------------------------------------------------------------------------------
@@ -171,7 +181,8 @@ def _refuse_lost(run: Run, receipt: Receipt) -> None:
             next=command("log"),
         )
     edited = [edit.file for edit in receipt.inverse if not isinstance(edit, Move)]
-    lost = [file for file in edited if not os.path.lexists(run.root / file)]
+    there = side_by_side(lambda file: os.path.lexists(run.root / file), edited)
+    lost = [file for file, is_there in zip(edited, there, strict=True) if not is_there]
     if lost and receipt.step is not None and receipt.step not in run.steps():
         raise SurgeryError(
             f"{lost[0]}, which receipt {receipt.id} changed, no longer exists (a trainer with "

@@ -33,6 +33,7 @@ from ckptsurgeon.plans.plan import Fingerprint
 from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.plans.sources import Numbers
 from ckptsurgeon.remote import reads
+from ckptsurgeon.workers import side_by_side
 
 AGAIN = again(why="it plans anew")
 RIGHTS = "run as the user who owns the run, or change its permissions"
@@ -50,16 +51,18 @@ Listings = Mapping[str, frozenset[str]]
 
 def check_files(root: Path, assumes: Iterable[Fingerprint]) -> Listings:
     """Compare every fingerprint with the disk; return the names in each directory among them."""
-    listings = {}
-    for expected in assumes:
-        path = root / expected.file
+
+    def check(expected: Fingerprint) -> dict[str, frozenset[str]]:
+        path, names = root / expected.file, {}
         status = _status(path)
         if status is not None and stat.S_ISDIR(status.st_mode):
             # The names first: a directory that changes in between has another mtime.
-            listings[expected.file] = _names(path)
+            names = {expected.file: _names(path)}
             status = _status(path)
         _compare(path, status, expected, whole=True)
-    return listings
+        return names
+
+    return {name: n for found in side_by_side(check, assumes) for name, n in found.items()}
 
 
 def check_files_again(
@@ -70,13 +73,16 @@ def check_files_again(
     ours = defaultdict(set)
     for name in made:
         ours[os.path.normpath(root / PurePosixPath(name).parent)].add(PurePosixPath(name).name)
-    for expected in assumes:
+
+    def check(expected: Fingerprint) -> None:
         path = root / expected.file
         _compare(path, _status(path), expected, whole=expected.file not in listings)
         if expected.file in listings:
             new = _names(path) - ours[os.path.normpath(path)]
             if new != listings[expected.file] - ours[os.path.normpath(path)]:
                 raise SurgeryError(f"{path}: files came or went since the plan", next=AGAIN)
+
+    side_by_side(check, assumes)
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -122,7 +128,7 @@ def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) 
     made: list[str] = []
     used: list[str] = []
     replaced: list[str] = []
-    in_place: list[str] = []
+    in_place: list[Append | Truncate] = []
     freed: set[str] = set()
     changed: set[Path] = set()
     for edit in edits:
@@ -148,18 +154,22 @@ def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) 
             if edit.file in freed:
                 used.append(edit.file)
         else:
-            _check_file(root / edit.file, in_place=True)
-            check_size(root / edit.file, edit)
-            in_place.append(edit.file)
-    for path in sorted(changed):
-        _check_flags(path)
-    clash = _twice(made + in_place) | _twice(used)
-    clash |= set(made) & {*used, *replaced} | set(in_place) & {*used, *replaced}
-    names = {*made, *used, *in_place, *replaced}
+            in_place.append(edit)
+    side_by_side(lambda edit: _check_in_place(root, edit), in_place)
+    side_by_side(_check_flags, sorted(changed))
+    grown = [edit.file for edit in in_place]
+    clash = _twice(made + grown) | _twice(used)
+    clash |= set(made) & {*used, *replaced} | set(grown) & {*used, *replaced}
+    names = {*made, *used, *grown, *replaced}
     for folder in [name for name in used if _is_folder(root / name)]:
         clash |= {name for name in names if name.startswith(f"{folder}/")}
     if clash:
         raise SurgeryError(f"{min(clash)}: two edits of one plan use this name", next=AGAIN)
+
+
+def _check_in_place(root: Path, edit: Append | Truncate) -> None:
+    _check_file(root / edit.file, in_place=True)
+    check_size(root / edit.file, edit)
 
 
 def _is_folder(path: Path) -> bool:

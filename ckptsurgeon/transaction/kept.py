@@ -23,6 +23,7 @@ from ckptsurgeon.remote import reads
 from ckptsurgeon.transaction.assumptions import tail_digest
 from ckptsurgeon.transaction.home import HOME, RECEIPTS, in_attic
 from ckptsurgeon.transaction.inverse import kept_tails
+from ckptsurgeon.workers import side_by_side
 
 SMALL = 1 << 20
 GRAINS = (1, 100, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
@@ -73,11 +74,15 @@ def compared(root: Path, id: str, inverse: Iterable[Inverse]) -> tuple[str, list
     names = sorted(known)
     unknown = False
     changed: list[str] = []
+    inverse = list(inverse)
+    in_place = [edit.file for edit in inverse if isinstance(edit, (Truncate, Tail))]
+    times = iter(side_by_side(lambda file: _mtime(root / file), in_place))
     for edit in inverse:
         if isinstance(edit, (Truncate, Tail)):
             wanted = edit.new_mtime_ns if isinstance(edit, Truncate) else edit.mtime_ns
             unknown |= wanted is None
-            if wanted is not None and not at(_mtime(root / edit.file), wanted):
+            found = next(times)
+            if wanted is not None and not at(found, wanted):
                 changed.append(edit.file)
             continue
         name = edit.staged if isinstance(edit, Replace) else edit.src

@@ -43,6 +43,7 @@ from ckptsurgeon.transaction.content import joined, read
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
 from ckptsurgeon.transaction.redo import Step, anchor, each
+from ckptsurgeon.workers import side_by_side
 
 LEAP = 8 << 20
 """Bytes that are copied before the kernel is told to write them."""
@@ -144,20 +145,24 @@ def timed(root: Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
     """The edits, with the time that each appended file gets: now, and later than it was. An undo
     knows by it that nobody wrote to the file since. Only its owner may set it."""
     now, user = time.time_ns(), os.geteuid()
-    return tuple(
-        replace(edit, new_mtime_ns=max(now, edit.mtime_ns + 1))
-        if isinstance(edit, Append)
-        and edit.new_mtime_ns is None
-        and user in (0, (root / edit.file).stat().st_uid)
-        else edit
-        for edit in edits
-    )
+
+    def with_time(edit: Edit) -> Edit:
+        if not isinstance(edit, Append) or edit.new_mtime_ns is not None:
+            return edit
+        if user != 0 and user != (root / edit.file).stat().st_uid:
+            return edit
+        return replace(edit, new_mtime_ns=max(now, edit.mtime_ns + 1))
+
+    return tuple(side_by_side(with_time, edits))
 
 
 def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
     """The edits as the journal keeps them: appended bytes by their place in the tails file."""
     out: list[Step] = []
     at = 0
+    edits = list(edits)
+    grown = _appends(edits)
+    anchors = iter(side_by_side(lambda edit: anchor(root / edit.file, edit.old_size), grown))
     for edit in edits:
         if isinstance(edit, Append):
             tail = Tail(
@@ -166,7 +171,7 @@ def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
                 spans=edit.spans,
                 at=at,
                 digest=edit.digest,
-                anchor=anchor(root / edit.file, edit.old_size),
+                anchor=next(anchors),
                 new_mtime_ns=edit.new_mtime_ns,
             )
             out.append(tail)

@@ -25,7 +25,7 @@ from ckptsurgeon.files.archives.zip_directory import (
     read_directory,
 )
 from ckptsurgeon.files.dtypes import ITEM_BYTES, element, number
-from ckptsurgeon.files.pickles.reader import read_with_globals
+from ckptsurgeon.files.pickles.reader import read
 from ckptsurgeon.files.pickles.scan import MAX_BYTES, Scan, scan
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.remote import reads
@@ -38,6 +38,8 @@ HEAD = 512
 """Bytes of a local header with a name of usual length, and of one element."""
 CHUNK = 1 << 20
 """Bytes of a tensor that are read at once."""
+FEW_NUMBERS = 8
+"""So many tensors of one element are read with the tree."""
 
 
 class Archive:
@@ -65,6 +67,7 @@ class Archive:
         self._descriptor: int | None = None
         self._ends: Ends | None = None
         self._numbers: dict[tuple[str, int, str], int | float | bool] = {}
+        self._scalars: list[Tensor] = []
 
     @classmethod
     def open(cls, path: Path, start: int = 0, length: int | None = None) -> Archive:
@@ -231,10 +234,12 @@ class Archive:
         return scanned
 
     def tree(self, scanned: Scan | None = None) -> Any:
-        """The inert tree of data.pkl, see `reader.read_with_globals`. The same one at each call.
+        """The inert tree of data.pkl, see `reader.read`. The same one at each call.
         `scanned` is what `scan` gave, if it is there already."""
         if self._tree is None:
-            self._tree, self._globals = read_with_globals(scanned or self.scan())
+            found = read(scanned or self.scan())
+            self._tree, self._globals = found.tree, found.globals
+            self._scalars = [t for t in found.tensors if t.storage_numel == t.numel == 1]
         return self._tree
 
     def globals(self) -> frozenset[str]:
@@ -248,20 +253,16 @@ class Archive:
         """The record of the elements. Raises DamagedFile if it does not hold as many as said."""
         record = self.record(f"data/{tensor.storage}")
         if record.size != tensor.storage_numel * ITEM_BYTES[tensor.dtype]:
-            raise DamagedFile(
-                self.where,
-                record.offset,
-                f"the storage {tensor.storage!r} has {record.size} bytes, "
-                f"not {tensor.storage_numel} elements of {tensor.dtype}",
-            )
+            what = f"the storage {tensor.storage!r} has {record.size} bytes, "
+            what += f"not {tensor.storage_numel} elements of {tensor.dtype}"
+            raise DamagedFile(self.where, record.offset, what)
         last = tensor.offset
         for size, stride in zip(tensor.size, tensor.stride, strict=True):
             last += (size - 1) * stride
         inside = 0 <= tensor.offset <= last < tensor.storage_numel
         if tensor.numel and not (inside and min(tensor.stride, default=0) >= 0):
-            raise DamagedFile(
-                self.where, record.offset, f"a tensor leaves the storage {tensor.storage!r}"
-            )
+            what = f"a tensor leaves the storage {tensor.storage!r}"
+            raise DamagedFile(self.where, record.offset, what)
         return record
 
     def check_storages(self, tensors: Sequence[Tensor]) -> None:
@@ -305,6 +306,13 @@ class Archive:
             self._numbers[key] if key in self._numbers else self.value(tensor)
             for key, tensor in zip(keys, tensors, strict=True)
         ]
+
+    def read_numbers(self) -> None:
+        """Read what `value` will be asked of each shard, such as Adam's step, while the file is
+        open. What is wrong with a number is found when it is asked for."""
+        with contextlib.suppress(SurgeryError):
+            for tensor in self._scalars[:FEW_NUMBERS]:
+                self.value(tensor)
 
     def _fetch(self, tensors: Sequence[Tensor]) -> None:
         """Read at once what `value` will be asked for, where the native module can tell: storages
@@ -363,19 +371,15 @@ class Archive:
         try:
             return element(value, dtype, self.byte_order())
         except ValueError:
-            raise SurgeryError(
-                f"{self.path}: a tensor of {dtype} can't hold {value!r}",
-                next=f"choose a number that {dtype} can hold",
-            ) from None
+            what = f"{self.path}: a tensor of {dtype} can't hold {value!r}"
+            raise SurgeryError(what, next=f"choose a number that {dtype} can hold") from None
 
     def _number(self, dtype: str, data: bytes) -> int | float | bool:
         try:
             return number(data, dtype, self.byte_order())
         except KeyError:
-            raise SurgeryError(
-                f"{self.path}: a value of dtype {dtype} can't be read",
-                next="save the checkpoint again with a newer torch",
-            ) from None
+            what = f"{self.path}: a value of dtype {dtype} can't be read"
+            raise SurgeryError(what, next="save the checkpoint again with a newer torch") from None
 
 
 def _elsewhere(

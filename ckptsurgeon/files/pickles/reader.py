@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.dtypes import STORAGES
@@ -92,9 +92,24 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_with_globals(scanned: Scan) -> tuple[Any, frozenset[str]]:
-    """The tree: dict, list, tuple, set, scalars, `Tensor`, `Object`, `Global`. And every
-    `module.name` that a load would import, also where the tree does not hold it; of a member of an
-    enum that is saved by its name, `module.Class.name`.
+    """`tree` and `globals` of what `read` gives."""
+    read_of = read(scanned)
+    return read_of.tree, read_of.globals
+
+
+class Read(NamedTuple):
+    """What a pickle holds. `tree`: dict, list, tuple, set, scalars, `Tensor`, `Object`, `Global`.
+    `globals`: every `module.name` that a load would import, also where the tree does not hold it;
+    of a member of an enum that is saved by its name, `module.Class.name`. `tensors`: those of the
+    tree, where the native scan has made them."""
+
+    tree: Any
+    globals: frozenset[str]
+    tensors: list[Tensor]
+
+
+def read(scanned: Scan) -> Read:
+    """Read the whole pickle.
 
     What `scan` guarantees holds here. Raises DamagedFile; nothing that the file names is imported
     or called, whatever it holds."""
@@ -103,7 +118,7 @@ def read_with_globals(scanned: Scan) -> tuple[Any, frozenset[str]]:
     if (members := unpickler.getattr) is not None:
         names |= members.members
         names |= {GETATTR[0]} if members.other or members.kept_in(tree) else set()
-    return tree, frozenset(names)
+    return Read(tree, frozenset(names), unpickler.tensors)
 
 
 def read_storages(scanned: Scan) -> set[Storage]:

@@ -14,7 +14,7 @@ from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, NUMBERS, element, numbe
 from ckptsurgeon.files.pickles.tree import Tensor, get, get_each
 from ckptsurgeon.formats.fields.columns import Column, Places
 from ckptsurgeon.formats.fields.patched import New, patched
-from ckptsurgeon.formats.fields.shard_files import opened
+from ckptsurgeon.formats.fields.shard_files import opened, parsing
 from ckptsurgeon.formats.fields.understood import impossible, is_bounded, problem
 from ckptsurgeon.formats.fields.values import Located, Place
 from ckptsurgeon.plans.edits import (
@@ -30,6 +30,7 @@ from ckptsurgeon.plans.edits import (
     NewName,
     NewStep,
 )
+from ckptsurgeon.workers import side_by_side
 
 Self = TypeVar("Self", bound="Trees")
 
@@ -152,10 +153,12 @@ class Trees:
         a file that is not there yet is a new one. Together they are one state of the checkpoint."""
         from ckptsurgeon.files.archives import append
 
-        return {
-            file: append.render(self.archives[root / file], file, edits)
-            for file, edits in changes.items()
-        }
+        def render(file: str) -> Append | Content:
+            archive = self.archives[root / file]
+            with parsing(archive.record(PICKLE).size):
+                return append.render(archive, file, changes[file])
+
+        return dict(zip(changes, side_by_side(render, changes), strict=True))
 
     def globals(self) -> dict[str, frozenset[str]]:
         """By shard, every `module.name` that its trainer would import to load it."""
