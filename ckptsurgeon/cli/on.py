@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ckptsurgeon import file_system
 from ckptsurgeon.cli.in_slurm import SLURM, join, script
 from ckptsurgeon.cli.tally import Measured, Tally
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -85,8 +84,10 @@ class Cluster:
         the cluster. Raises UsageError where none answers, where one has another version of this
         package or sees other `folders`; a pass raises SurgeryError where workers are lost again and
         again. What they did is said on stderr, unless `quiet`."""
+        from ckptsurgeon.disk import mount
+
         if self.on is None:
-            yield jobs or file_system.threads(folders[0])
+            yield jobs or mount.threads(folders[0])
             return
         with _cluster(self.on, folders) as cluster:
             yield cluster

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptsurgeon import file_system, report
+from ckptsurgeon import report
 from ckptsurgeon.cli.options import AllowGlobal, Common, Jobs
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.guard.ready import decide
@@ -71,6 +71,8 @@ def ready(
     """
     _check(arguments, level is not None and quick, print_path, common)
     depth = soundness.NAMES if quick else soundness.MEANING if level is None else level
+    from ckptsurgeon.disk import mount
+
     run = _open(common, from_scratch)
     if run is None:
         seen = nothing_saved(common.run_dir or Path(), depth, from_scratch)
@@ -79,7 +81,7 @@ def ready(
         with report.Progress(sys.stderr, quiet=quiet) as progress:
             seen = decide(
                 run, depth, repair=repair and not common.dry_run, from_scratch=from_scratch,
-                wait=wait, jobs=jobs or file_system.threads(run.root),
+                wait=wait, jobs=jobs or mount.threads(run.root),
                 allow_globals=allow_global or (), progress=progress,
             )  # fmt: skip
     _answer(seen, print_path, bool(arguments) and not common.dry_run, common)

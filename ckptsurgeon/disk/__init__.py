@@ -8,7 +8,7 @@ call follows a symbolic link (`names`). Nothing here is durable by itself: data 
 from __future__ import annotations
 
 from ckptsurgeon.disk import calls
-from ckptsurgeon.disk.copies import clone, copy_at, read_from
+from ckptsurgeon.disk.copies import clone, copy_at, copy_each, read_from
 from ckptsurgeon.disk.files import (
     created,
     fsync_data,
@@ -37,6 +37,7 @@ __all__ = [
     "calls",
     "clone",
     "copy_at",
+    "copy_each",
     "copy_mode",
     "copy_rights",
     "created",

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from ckptsurgeon.disk.calls import act
@@ -23,19 +24,29 @@ def copy_at(descriptor: int, path: Path, offset: int, source: Path, start: int, 
     """Copy bytes [start, end) of `source` to `offset`: inside the kernel where that is possible,
     so a file system with reflinks shares the blocks. A hole stays a hole. Raises OSError when
     `source` is shorter."""
-    shift = offset - start
+    copy_each(descriptor, path, source, [(offset, start, end)])
+    if os.fstat(descriptor).st_size < offset + end - start:
+        truncate(descriptor, path, offset + end - start)
+
+
+def copy_each(
+    descriptor: int, path: Path, source: Path, spans: Iterable[tuple[int, int, int]]
+) -> None:
+    """The same for each (offset, start, end), but for the size of the file where a hole is last.
+    `source` is opened once."""
     origin = read_from(source, path)
     try:
-        if os.fstat(origin).st_size < end:
-            raise OSError(errno.EIO, f"ends before byte {end}", str(source))
-        while start < end:
-            start, stop = _data(origin, start, end)
-            _copy(descriptor, path, shift, origin, source, start, stop)
-            start = stop
+        size = os.fstat(origin).st_size
+        for offset, start, end in spans:
+            shift = offset - start
+            if size < end:
+                raise OSError(errno.EIO, f"ends before byte {end}", str(source))
+            while start < end:
+                start, stop = _data(origin, start, end)
+                _copy(descriptor, path, shift, origin, source, start, stop)
+                start = stop
     finally:
         os.close(origin)
-    if os.fstat(descriptor).st_size < end + shift:
-        truncate(descriptor, path, end + shift)
 
 
 def read_from(source: Path, target: Path, flags: int = 0) -> int:

@@ -136,7 +136,7 @@ class Checkpoint(Trees, ABC):
             dynamic_loss_scale=False,
             tokens=None,
             gigaflos=None,
-            saved_at=max((path.stat().st_mtime for path in self.archives), default=0.0),
+            saved_at=max((a.status.st_mtime for a in self.archives.values()), default=0.0),
         )
 
     def rates(self) -> list[float]:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckptsurgeon import file_system, workers
+from ckptsurgeon import workers
 from ckptsurgeon.errors import DamagedFile, UsageError
 
 Range = tuple[int, int]
@@ -167,7 +167,9 @@ def age(path: Path) -> float | None:
 def files_at_once(folder: Path, jobs: int | None = None) -> AbstractContextManager[None]:
     """Inside, `workers.side_by_side` has `jobs` threads, or as many as the file system of the
     folder bears. One for a mirror, which fetches side by side itself."""
-    threads = jobs or file_system.threads(folder)
+    from ckptsurgeon.disk import mount
+
+    threads = jobs or mount.threads(folder)
     return workers.files_at_once(1 if _mirror is not None else threads)
 
 

@@ -13,7 +13,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ckptsurgeon import file_system, whole_file
+from ckptsurgeon import whole_file
+from ckptsurgeon.disk import mount
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.plans.edits import relative
@@ -156,7 +157,7 @@ def is_open(item: Path) -> bool:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
-        return error.errno == errno.EAGAIN and file_system.kind(descriptor) not in REMOTE
+        return error.errno == errno.EAGAIN and mount.kind(descriptor) not in REMOTE
     finally:
         os.close(descriptor)
     return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from pathlib import Path, PurePosixPath
 
-from ckptsurgeon import file_system
+from ckptsurgeon.disk import mount
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.one_look import look_again, one_look
@@ -40,7 +40,7 @@ def apply(
     Raises SurgeryError (the run is as it was), InterruptedSurgery (committed, not finished) or
     VerificationFailed (finished, and the disk does not hold what was promised)."""
     with reads.files_at_once(run.root, jobs):
-        return _apply(run, plan, jobs or file_system.threads(run.root), progress, workers)
+        return _apply(run, plan, jobs or mount.threads(run.root), progress, workers)
 
 
 def _apply(

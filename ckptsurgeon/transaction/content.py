@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plans.edits import Checksum, Computed, Content, Hole, Piece
+from ckptsurgeon.plans.edits import Checksum, Computed, Content, Hole, Piece, Span, length
 
 CHUNK = 1 << 20
 """Bytes that are in memory at once."""
@@ -29,7 +30,8 @@ def read(root: Path, content: Content) -> Iterator[bytes]:
                 next="a checkpoint with integrity.json takes edits of its numbers, no new tensors",
             )
         else:
-            yield from _span(root / piece.file, piece.start, piece.end)
+            with (root / piece.file).open("rb") as file:
+                yield from between(file, piece.start, piece.end)
 
 
 def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -50,12 +52,29 @@ def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
         yield b"".join(few)
 
 
-def _span(path: Path, start: int, end: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(start)
-        while start < end:
-            data = file.read(min(end - start, CHUNK))
-            if not data:
-                raise SurgeryError(f"{path} shrank while it was being read", next="try again")
-            yield data
-            start += len(data)
+def placed(content: Content) -> Iterator[tuple[int, Piece]]:
+    """Its pieces, and the byte at which each begins."""
+    at = 0
+    for piece in joined(content.pieces):
+        yield at, piece
+        at += length(piece)
+
+
+def spans(content: Content) -> list[list[tuple[int, Span]]]:
+    """Its spans by the file that they are in, each with its offset."""
+    found: dict[str, list[tuple[int, Span]]] = {}
+    for at, piece in placed(content):
+        if isinstance(piece, Span):
+            found.setdefault(piece.file, []).append((at, piece))
+    return list(found.values())
+
+
+def between(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
+    """The bytes [start, end) of an open file. Raises SurgeryError when it is too short."""
+    file.seek(start)
+    while start < end:
+        data = file.read(min(end - start, CHUNK))
+        if not data:
+            raise SurgeryError(f"{file.name} shrank while it was being read", next="try again")
+        yield data
+        start += len(data)

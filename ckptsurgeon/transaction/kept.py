@@ -43,24 +43,26 @@ def record_file(id: str) -> str:
 def document(root: Path, edits: Iterable[Edit]) -> bytes:
     """What the record says: name in the attic → size, time, sha256 of what comes to lie there; and
     of each file that takes the place of another, which is staged by now, the same."""
-    known: dict[str, _Known] = {}
+    paths: dict[str, tuple[Path, bool] | None] = {}
     staged: dict[str, Replace] = {}
     for edit in edits:
         if isinstance(edit, Replace):
             before = staged.get(edit.file)  # what the file is by then, if it is replaced twice
             if before is None:
-                known[edit.kept] = _known(root / edit.file, digest=True)
+                paths[edit.kept] = root / edit.file, True
             elif before.content is None:
-                known[edit.kept] = _known(root / before.staged, digest=True)
+                paths[edit.kept] = root / before.staged, True
             elif before.content == Content(()):
-                known[edit.kept] = EMPTY
+                paths[edit.kept] = None
             staged[edit.file] = edit
-            known[edit.file] = _known(root / edit.staged, digest=True)
+            paths[edit.file] = root / edit.staged, True
         elif isinstance(edit, Move) and edit.content is None and in_attic(edit.dst):
             for path in files(root / edit.src):
                 below = os.path.relpath(path, root / edit.src)
                 name = edit.dst if below == "." else f"{edit.dst}/{below}"
-                known[name] = _known(path, digest=below == ".")
+                paths[name] = path, below == "."
+    found = side_by_side(lambda at: EMPTY if at is None else _known(*at), paths.values())
+    known = dict(zip(paths, found, strict=True))
     if reads.current() is not None:  # there is no copy that keeps the time of its object
         known = {name: each for name, each in known.items() if each[2]}
     lines = (f"{json.dumps(name)}: {json.dumps(each)}" for name, each in known.items())
@@ -95,7 +97,9 @@ def compared(root: Path, id: str, inverse: Iterable[Inverse]) -> tuple[str, list
             continue
         there = {os.path.relpath(path, root): path for path in files(root / name)}
         changed += sorted(expected.keys() ^ there.keys())
-        changed += [n for n in expected if n in there and not _same(there[n], expected[n])]
+        both = [n for n in expected if n in there]
+        same = side_by_side(lambda each: _same(*each), [(there[n], expected[n]) for n in both])
+        changed += [n for n, is_same in zip(both, same, strict=True) if not is_same]
     return (CHANGED if changed else UNKNOWN if unknown else SAME), changed
 
 
@@ -140,7 +144,7 @@ def files(path: Path) -> Iterator[Path]:
         yield from (Path(here) / name for name in sorted([*names, *links]))
 
 
-def _known(path: Path, *, digest: bool) -> _Known:
+def _known(path: Path, digest: bool) -> _Known:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         return status.st_size, 0, hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
@@ -150,7 +154,7 @@ def _known(path: Path, *, digest: bool) -> _Known:
 
 def _same(path: Path, expected: _Known) -> bool:
     size, mtime_ns, digest = expected
-    now = _known(path, digest=bool(digest))
+    now = _known(path, bool(digest))
     return now[0] == size and (now[2] == digest if digest else at(now[1], mtime_ns))
 
 

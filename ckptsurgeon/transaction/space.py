@@ -26,7 +26,7 @@ def refuse_full(root: Path, edits: Iterable[Edit], home: str, there: Collection[
     for edit in edits:
         if isinstance(edit, Append):
             blocks = sum(end // BLOCK - start // BLOCK + 1 for start, end in edit.runs)
-            files[existing(root / edit.file)].append(blocks * BLOCK)
+            files[(root / edit.file).parent].append(blocks * BLOCK)
             files[existing(root / home)].append(len(edit.data))
         elif isinstance(edit, (Move, Replace)) and edit.content is not None:
             staged = edit.src if isinstance(edit, Move) else edit.staged

@@ -27,19 +27,17 @@ from ckptsurgeon.plans.edits import (
     Edit,
     Link,
     Move,
-    Piece,
     Replace,
     Span,
     Tail,
     Truncate,
-    length,
 )
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import computing, job_list, kept, receipts
 from ckptsurgeon.transaction.computing import Place, Sum
-from ckptsurgeon.transaction.content import joined, read
+from ckptsurgeon.transaction.content import between, placed, read, spans
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
 from ckptsurgeon.transaction.redo import Step, anchor, each
@@ -255,7 +253,7 @@ def _places(root: Path, staged: Sequence[_Staged]) -> list[Place]:
         Place(root / item.name, at, piece)
         for item in staged
         if isinstance(item.content, Content)
-        for at, piece in _placed(item.content)
+        for at, piece in placed(item.content)
         if isinstance(piece, Computed)
     ]
 
@@ -286,25 +284,29 @@ def _begin(root: Path, staged: _Staged, kept: bool = False) -> None:
         if os.fstat(descriptor).st_nlink > 1:
             raise SurgeryError(f"{path} has other names (hard links)", next=command("recover"))
         computed = False
-        for offset, piece in _placed(content):
+        for offset, piece in placed(content):
             if isinstance(piece, bytes):
                 disk.write_at(descriptor, path, offset, piece)
-            elif isinstance(piece, Span):
-                _copy(descriptor, path, offset, root / piece.file, piece)
             computed = computed or isinstance(piece, Computed)
+        side_by_side(lambda spans: _copy(descriptor, path, root, spans), spans(content))
         if os.fstat(descriptor).st_size != content.size:  # a hole is last
             disk.truncate(descriptor, path, content.size)
         if not computed:
             _seal(descriptor, root, staged, content, ())
 
 
-def _copy(descriptor: int, path: Path, offset: int, source: Path, span: Span) -> None:
-    """Copy a span to `offset`, and start to write each leap of it to the device."""
-    shift = offset - span.start
-    for start in range(span.start, span.end, LEAP):
-        end = min(start + LEAP, span.end)
-        disk.copy_at(descriptor, path, start + shift, source, start, end)
-        forget(descriptor, offset, end + shift)
+def _copy(descriptor: int, path: Path, root: Path, spans: Sequence[tuple[int, Span]]) -> None:
+    """Copy spans of one file to their offsets, and start to write each leap of one to the
+    device."""
+
+    def leaps() -> Iterator[tuple[int, int, int]]:
+        for offset, span in spans:
+            for start in range(span.start, span.end, LEAP):
+                end, at = min(start + LEAP, span.end), start + offset - span.start
+                yield at, start, end
+                forget(descriptor, offset, end + offset - span.start)
+
+    disk.copy_each(descriptor, path, root / spans[0][1].file, leaps())
 
 
 def _finish(root: Path, staged: _Staged, sums: Sequence[Sum]) -> None:
@@ -320,7 +322,7 @@ def _seal(
     path, like = root / staged.name, staged.like
     known = {
         at: computing.resolved(piece, at, sums, partial(_read_at, descriptor))
-        for at, piece in _placed(content)
+        for at, piece in placed(content)
         if isinstance(piece, Checksum)
     }
     for at, data in known.items():
@@ -333,14 +335,6 @@ def _seal(
     _compare(path, root, content, known)
 
 
-def _placed(content: Content) -> Iterator[tuple[int, Piece]]:
-    """Its pieces, and the byte at which each begins."""
-    at = 0
-    for piece in joined(content.pieces):
-        yield at, piece
-        at += length(piece)
-
-
 def _read_at(descriptor: int, offset: int, size: int) -> bytes:
     return os.pread(descriptor, size, offset)
 
@@ -349,17 +343,28 @@ def _compare(path: Path, root: Path, content: Content, known: Mapping[int, bytes
     """Read a staged file back, from the device where the kernel allows, and compare every byte that
     was not computed; `known` are its checksums."""
     with path.open("rb") as staged:
-        forget(staged.fileno(), 0, 0)
-        for at, piece in _placed(content):
-            if isinstance(piece, Computed):
-                continue
-            staged.seek(at)
-            whole = known[at] if isinstance(piece, Checksum) else piece
-            for data in read(root, Content((whole,))):
-                if staged.read(len(data)) != data:
-                    raise job_list.unlike(path, staged.tell())
-                if (staged.tell() - at) % LEAP < len(data):
-                    forget(staged.fileno(), at, staged.tell())
+        descriptor = staged.fileno()
+        forget(descriptor, 0, 0)
+
+        def compare(at: int, pieces: Iterable[bytes]) -> None:
+            begin = at
+            for data in pieces:
+                if os.pread(descriptor, len(data), at) != data:
+                    raise job_list.unlike(path, at)
+                at += len(data)
+                if (at - begin) % LEAP < len(data):
+                    forget(descriptor, begin, at)
+
+        def compare_spans(spans: Sequence[tuple[int, Span]]) -> None:
+            with (root / spans[0][1].file).open("rb") as source:
+                for at, span in spans:
+                    compare(at, between(source, span.start, span.end))
+
+        for at, piece in placed(content):
+            if not isinstance(piece, (Computed, Span)):
+                whole = known[at] if isinstance(piece, Checksum) else piece
+                compare(at, read(root, Content((whole,))))
+        side_by_side(compare_spans, spans(content))
         if os.fstat(staged.fileno()).st_size != content.size:
             raise SurgeryError(
                 f"{path} is longer than what was written",

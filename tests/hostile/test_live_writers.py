@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon import Run, disk, file_system, look, plan, surgery
+from ckptsurgeon import Run, disk, look, plan, surgery
+from ckptsurgeon.disk import mount
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.transaction import journal, process
@@ -197,10 +198,10 @@ def test_a_lease_that_a_network_file_system_refuses_is_no_evidence(
 ) -> None:
     """Linux refuses one on NFS wherever the server has delegated nothing, so nearly everywhere."""
     root = trained()
-    mounts = file_system.MOUNTS.read_text()
+    mounts = mount.MOUNTS.read_text()
     for kind, refusal in (("nfs4", False), ("cifs", False), ("ext4", True)):
         (tmp_path / "mounts").write_text(re.sub(r" - \S+ ", f" - {kind} ", mounts))
-        monkeypatch.setattr(file_system, "MOUNTS", tmp_path / "mounts")
+        monkeypatch.setattr(mount, "MOUNTS", tmp_path / "mounts")
         with (root / "global_step8" / MODEL).open("r+b"):
             assert bool(Run.open(root).writers()) is refusal, kind
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from bench.layout import ranks
 from ckptsurgeon import Run, apply, plan, plan_undo
+from ckptsurgeon.disk.mount import MOUNTS, threads
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.file_system import MOUNTS, threads
 from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.workers import files_at_once, side_by_side
@@ -107,6 +107,6 @@ def test_a_networks_file_system_gets_more_threads(
         changed = (line.split(" - ") for line in lines)
         mounts = tmp_path / "mounts"
         mounts.write_text("".join(f"{a} - {kind} {b.split(' ', 1)[1]}\n" for a, b in changed))
-        monkeypatch.setattr("ckptsurgeon.file_system.MOUNTS", mounts)
+        monkeypatch.setattr("ckptsurgeon.disk.mount.MOUNTS", mounts)
         assert threads(tmp_path) == wanted, kind
     assert threads(tmp_path / "none") == 8

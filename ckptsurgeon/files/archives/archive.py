@@ -39,7 +39,7 @@ HEAD = 512
 CHUNK = 1 << 20
 """Bytes of a tensor that are read at once."""
 FEW_NUMBERS = 8
-"""So many tensors of one element are read with the tree."""
+"""Tensors of one element that are read with the tree."""
 
 
 class Archive:
@@ -67,7 +67,7 @@ class Archive:
         self._descriptor: int | None = None
         self._ends: Ends | None = None
         self._numbers: dict[tuple[str, int, str], int | float | bool] = {}
-        self._scalars: list[Tensor] = []
+        self._scalars: list[tuple[str, str]] = []
 
     @classmethod
     def open(cls, path: Path, start: int = 0, length: int | None = None) -> Archive:
@@ -239,7 +239,7 @@ class Archive:
         if self._tree is None:
             found = read(scanned or self.scan())
             self._tree, self._globals = found.tree, found.globals
-            self._scalars = [t for t in found.tensors if t.storage_numel == t.numel == 1]
+            self._scalars = sorted((s.key, s.dtype) for s in found.storages if s.numel == 1)
         return self._tree
 
     def globals(self) -> frozenset[str]:
@@ -297,22 +297,22 @@ class Archive:
         return self._numbers[key]
 
     def values(self, tensors: Sequence[Tensor]) -> list[int | float | bool]:
-        """The number in each tensor, all of one element. At stage 0 each parameter has a step of
-        its own. Inside `reading`."""
+        """The number in each tensor of one element. At stage 0 each parameter has its own step."""
         keys = [(tensor.storage, tensor.offset, tensor.dtype) for tensor in tensors]
         if not self._numbers.keys() >= {*keys}:
-            self._fetch(tensors)
-        return [
-            self._numbers[key] if key in self._numbers else self.value(tensor)
-            for key, tensor in zip(keys, tensors, strict=True)
-        ]
+            with self.reading():
+                self._fetch(tensors)
+                for key, tensor in zip(keys, tensors, strict=True):
+                    if key not in self._numbers:
+                        self.value(tensor)
+        return [self._numbers[key] for key in keys]
 
     def read_numbers(self) -> None:
         """Read what `value` will be asked of each shard, such as Adam's step, while the file is
         open. What is wrong with a number is found when it is asked for."""
         with contextlib.suppress(SurgeryError):
-            for tensor in self._scalars[:FEW_NUMBERS]:
-                self.value(tensor)
+            for storage, dtype in self._scalars[:FEW_NUMBERS]:
+                self.value(Tensor(dtype, storage, 1, 0, (), ()))
 
     def _fetch(self, tensors: Sequence[Tensor]) -> None:
         """Read at once what `value` will be asked for, where the native module can tell: storages

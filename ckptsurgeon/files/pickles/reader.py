@@ -100,12 +100,12 @@ def read_with_globals(scanned: Scan) -> tuple[Any, frozenset[str]]:
 class Read(NamedTuple):
     """What a pickle holds. `tree`: dict, list, tuple, set, scalars, `Tensor`, `Object`, `Global`.
     `globals`: every `module.name` that a load would import, also where the tree does not hold it;
-    of a member of an enum that is saved by its name, `module.Class.name`. `tensors`: those of the
-    tree, where the native scan has made them."""
+    of a member of an enum that is saved by its name, `module.Class.name`. `storages`: what has the
+    elements of its tensors."""
 
     tree: Any
     globals: frozenset[str]
-    tensors: list[Tensor]
+    storages: set[Storage]
 
 
 def read(scanned: Scan) -> Read:
@@ -118,12 +118,15 @@ def read(scanned: Scan) -> Read:
     if (members := unpickler.getattr) is not None:
         names |= members.members
         names |= {GETATTR[0]} if members.other or members.kept_in(tree) else set()
-    return Read(tree, frozenset(names), unpickler.tensors)
+    return Read(tree, frozenset(names), _storages(unpickler))
 
 
 def read_storages(scanned: Scan) -> set[Storage]:
     """The storages that the pickle refers to. Raises DamagedFile."""
-    unpickler = _load(scanned)[1]
+    return _storages(_load(scanned)[1])
+
+
+def _storages(unpickler: _Unpickler) -> set[Storage]:
     of_tensors = {Storage(t.dtype, t.storage, t.storage_numel) for t in unpickler.tensors}
     return of_tensors.union(unpickler.storages)
 

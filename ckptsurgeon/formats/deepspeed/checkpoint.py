@@ -292,7 +292,7 @@ class DeepSpeedCheckpoint(
             dynamic_loss_scale=any(self._dynamic(item) for item in self._optimizers),
             tokens=self.where_clear("tokens", lambda: self._one("tokens"), none),
             gigaflos=float(gigaflos[0].value) if gigaflos else None,
-            saved_at=max(path.stat().st_mtime for path in self._models),
+            saved_at=max(self.archives[path].status.st_mtime for path in self._models),
             notes=tuple(notes),
             batch_size=self.where_clear("batch_size", self._batch_size, none),
             rampup=self.where_clear("rampup", self._rampup, None),

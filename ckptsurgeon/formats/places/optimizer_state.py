@@ -96,9 +96,8 @@ def steps(
         if type(value) is Tensor and value.numel == 1 and value.dtype in NUMBERS
     }
     if tensors:
-        archive = checkpoint.archives[file]
-        with archive.reading():
-            numbers |= zip(tensors, archive.values([*tensors.values()]), strict=True)
+        found = checkpoint.archives[file].values([*tensors.values()])
+        numbers |= zip(tensors, found, strict=True)
     counted = (*numbers.values(), *(place.value for place in beside))
     top = max((value for value in counted if is_number(value)), default=None)
     by_winning: dict[bool, dict[Key, Any]] = {}
