@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.plans.edits import Checksum, Computed, Content, Hole, Piece, Span, length
+from ckptsurgeon.workers import side_by_side
 
 CHUNK = 1 << 20
 """Bytes that are in memory at once."""
+SHORT = 1 << 16
+"""Bytes of a span that is read and written with its neighbours; a longer one the kernel copies, and
+may share its blocks."""
 _ZEROS = bytes(CHUNK)
 
 
@@ -61,12 +68,57 @@ def placed(content: Content) -> Iterator[tuple[int, Piece]]:
 
 
 def spans(content: Content) -> list[list[tuple[int, Span]]]:
-    """Its spans by the file that they are in, each with its offset."""
+    """Its spans that `batches` leaves out, by the file that they are in, each with its offset."""
     found: dict[str, list[tuple[int, Span]]] = {}
     for at, piece in placed(content):
-        if isinstance(piece, Span):
+        if isinstance(piece, Span) and not _is_short(piece):
             found.setdefault(piece.file, []).append((at, piece))
     return list(found.values())
+
+
+def batches(root: Path, target: Path, content: Content) -> Iterator[tuple[int, bytes]]:
+    """Its bytes, and its short spans as bytes, with their offsets: neighbours in one, up to CHUNK.
+    The files are read side by side. Raises OSError for a file that may not be copied into `target`
+    (`disk.read_from`), and when it is too short."""
+    few: list[bytes | Span] = []
+    begin = end = 0
+    for at, piece in placed(content):
+        known = isinstance(piece, bytes) or (isinstance(piece, Span) and _is_short(piece))
+        if few and not (known and at == end and at + length(piece) - begin <= CHUNK):
+            yield begin, _read(root, target, few)
+            few = []
+        if known and isinstance(piece, (bytes, Span)):
+            begin = begin if few else at
+            few.append(piece)
+            end = at + length(piece)
+    if few:
+        yield begin, _read(root, target, few)
+
+
+def _is_short(span: Span) -> bool:
+    return span.end - span.start <= SHORT
+
+
+def _read(root: Path, target: Path, pieces: Sequence[bytes | Span]) -> bytes:
+    by_file: dict[str, list[Span]] = {}
+    for piece in pieces:
+        if isinstance(piece, Span):
+            by_file.setdefault(piece.file, []).append(piece)
+
+    def read_file(name: str) -> list[bytes]:
+        path = root / name
+        descriptor = disk.read_from(path, target)
+        try:
+            each = [os.pread(descriptor, s.end - s.start, s.start) for s in by_file[name]]
+        finally:
+            os.close(descriptor)
+        for span, data in zip(by_file[name], each, strict=True):
+            if len(data) < span.end - span.start:
+                raise OSError(errno.EIO, f"ends before byte {span.end}", str(path))
+        return each
+
+    found = {n: iter(e) for n, e in zip(by_file, side_by_side(read_file, by_file), strict=True)}
+    return b"".join(next(found[p.file]) if isinstance(p, Span) else p for p in pieces)
 
 
 def between(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:

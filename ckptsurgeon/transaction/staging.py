@@ -25,6 +25,7 @@ from ckptsurgeon.plans.edits import (
     Computed,
     Content,
     Edit,
+    Hole,
     Link,
     Move,
     Replace,
@@ -37,7 +38,7 @@ from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import computing, job_list, kept, receipts
 from ckptsurgeon.transaction.computing import Place, Sum
-from ckptsurgeon.transaction.content import between, placed, read, spans
+from ckptsurgeon.transaction.content import batches, between, placed, read, spans
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
 from ckptsurgeon.transaction.redo import Step, anchor, each
@@ -283,15 +284,12 @@ def _begin(root: Path, staged: _Staged, kept: bool = False) -> None:
     with disk.opened(path) if there else disk.created(path) as descriptor:
         if os.fstat(descriptor).st_nlink > 1:
             raise SurgeryError(f"{path} has other names (hard links)", next=command("recover"))
-        computed = False
-        for offset, piece in placed(content):
-            if isinstance(piece, bytes):
-                disk.write_at(descriptor, path, offset, piece)
-            computed = computed or isinstance(piece, Computed)
+        for offset, data in batches(root, path, content):
+            disk.write_at(descriptor, path, offset, data)
         side_by_side(lambda spans: _copy(descriptor, path, root, spans), spans(content))
         if os.fstat(descriptor).st_size != content.size:  # a hole is last
             disk.truncate(descriptor, path, content.size)
-        if not computed:
+        if not any(isinstance(piece, Computed) for piece in content.pieces):
             _seal(descriptor, root, staged, content, ())
 
 
@@ -361,9 +359,11 @@ def _compare(path: Path, root: Path, content: Content, known: Mapping[int, bytes
                     compare(at, between(source, span.start, span.end))
 
         for at, piece in placed(content):
-            if not isinstance(piece, (Computed, Span)):
+            if isinstance(piece, (Checksum, Hole)):
                 whole = known[at] if isinstance(piece, Checksum) else piece
                 compare(at, read(root, Content((whole,))))
+        for at, data in batches(root, path, content):
+            compare(at, (data,))
         side_by_side(compare_spans, spans(content))
         if os.fstat(staged.fileno()).st_size != content.size:
             raise SurgeryError(
