@@ -17,13 +17,14 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Containers often set it; each of the hundreds of processes of a test run would compile all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv test test-formats test-cluster test-remote drift torch-headers lint kernels nightly demo bench dist clean
+.PHONY: help venv test test-formats test-cluster test-network test-remote drift torch-headers lint kernels nightly demo bench dist clean
 
 help:
 	@echo "make venv     .venv with everything, by constraints.txt"
 	@echo "make test     lint, types, import contracts, and the whole test suite"
 	@echo "make test-formats  checkpoints of other libraries, which it installs"
 	@echo "make test-cluster  workers of Dask, and jobs of a real SLURM, which it installs (Debian, root)"
+	@echo "make test-network  runs on a file system that is far away: libfuse, which it installs (Debian, root)"
 	@echo "make test-remote  runs in the buckets of SeaweedFS and moto, which it installs"
 	@echo "make drift    the same with the newest releases of those libraries, in an environment of its own"
 	@echo "make torch-headers  of the oldest and newest torch (220 MB); make test then compiles with them"
@@ -48,7 +49,7 @@ lint: venv
 
 test: venv
 	$(MAKE) --no-print-directory -j2 lint kernels
-	$(PY) -m pytest -m "not slow and not formats and not cluster and not remote" $(PARALLEL)
+	$(PY) -m pytest -m "not slow and not formats and not cluster and not remote and not network" $(PARALLEL)
 
 # Where no test waits for them; where they can't be built, the tests say so.
 kernels: venv
@@ -137,6 +138,12 @@ test-cluster: $(VENV)/.cluster
 
 SLURM = PATH="$$PATH:/usr/sbin" command -v slurmctld > /dev/null || apt-get install --yes --quiet slurm-wlm munge
 
+test-network: venv
+	$(FUSE)
+	$(PY) -m pytest -m network
+
+FUSE = pkg-config --exists fuse3 || apt-get install --yes --quiet fuse3 libfuse3-dev pkg-config
+
 $(VENV)/.remote: $(VENV)/.complete constraints-remote.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -r constraints-remote.txt
 	touch $@
@@ -146,6 +153,7 @@ test-remote: $(VENV)/.remote
 
 nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	-$(SLURM)
+	-$(FUSE)
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m olmo
 

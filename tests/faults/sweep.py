@@ -91,7 +91,7 @@ def faults(
             stage.reset()
             fault = Fault(kind, at, stays)
             ended = stage.act(fault)
-            yield Point(f"{fault} ({call})", ended.code, stage.read() or _verdict(stage, ended))
+            yield Point(f"{fault} ({call})", ended.code, stage.read() or verdict(stage, ended))
 
 
 def faults_in_recovery(
@@ -132,7 +132,7 @@ def recovered(stage: Stage) -> str | None:
     return None
 
 
-def _verdict(stage: Stage, ended: Outcome) -> str | None:
+def verdict(stage: Stage, ended: Outcome) -> str | None:
     """Whether the exit code says what is on disk; recovers where it says that this is needed."""
     found = snapshot(stage.world, own=True)
     if ended.code == 0:

@@ -1,0 +1,138 @@
+"""On a server's file system, far away: what waits overlaps, and no surgery is done by half."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from stat import S_ISREG
+from typing import TypeVar
+
+import pytest
+
+from bench.process import python
+from ckptsurgeon import Run, apply, plan, plan_undo
+from ckptsurgeon.cli.usage import from_system
+from ckptsurgeon.disk import mount as mounts
+from ckptsurgeon.recipe.file import from_data
+from tests.faults.inject import KILLED
+from tests.faults.sweep import Stage, faults, faults_in_recovery, reports, sound, verdict
+from tests.faults.toy import IN_THREADS, ROLLBACK, SCENARIOS, SET_LR, UNDO, UNDO_SET
+from tests.faults.world import Scenario
+from tests.network.slow_server import Mount, lacking, mounted
+from tests.support.snapshot import walk
+
+pytestmark = [pytest.mark.network, pytest.mark.skipif(bool(lacking()), reason=lacking())]
+
+DELAY_US = 5000
+"""At 1 ms the time of a busy machine of two cores would count more than the waits do."""
+AT_MOST = 0.15
+"""Of the time that the calls wait in all, one after the other."""
+SURGERY = {"rollback": {"to": 95000}, "set": {"lr": 3e-5}, "reset": ["moments"]}
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+    with mounted(tmp_path_factory.mktemp("network")) as mount:
+        yield mount
+
+
+@pytest.fixture
+def far(server: Mount, monkeypatch: pytest.MonkeyPatch) -> Mount:
+    """The mount, on which the worlds of the sweeps are."""
+    monkeypatch.setenv("FAULTS_IN", str(server.here))
+    return server
+
+
+def sizes(root: Path) -> dict[str, int]:
+    """The size of each file of a run: to read terabytes of holes takes long."""
+    return {name: info.st_size for name, info in walk(root, own=False) if S_ISREG(info.st_mode)}
+
+
+def test_the_mount_is_known_as_a_networks(server: Mount) -> None:
+    assert mounts.threads(server.here) == mounts.NETWORK_THREADS
+
+
+def test_what_waits_for_the_server_overlaps(server: Mount) -> None:
+    """BLOOM's 720 files of a step: a rollback with new values, and its undo."""
+    python("bench.layout", "bloom", server.there / "bloom", 12)
+    root, before = server.here / "bloom", sizes(server.there / "bloom")
+    each = any_of = 0
+
+    def timed(name: str, act: Callable[[], T]) -> T:
+        nonlocal each, any_of
+        start, calls, waited, busy = (
+            time.monotonic(),
+            *(server[n] for n in ("calls", "each", "any")),
+        )
+        made = act()
+        waited, busy = server["each"] - waited, server["any"] - busy
+        each, any_of = each + waited, any_of + busy
+        print(
+            f"{name}: {server['calls'] - calls:,} calls of {DELAY_US / 1000:.0f} ms in "
+            f"{time.monotonic() - start:.1f} s; {busy / waited:.3f} of their sum"
+        )
+        return made
+
+    server["delay"] = DELAY_US
+    try:
+        wanted = timed("plan", lambda: plan(Run.open(root), from_data(SURGERY)))
+        timed("apply", lambda: apply(Run.open(root), wanted))
+        assert any_of <= AT_MOST * each
+        each = any_of = 0
+        back = timed("plan the undo", lambda: plan_undo(Run.open(root)))
+        timed("undo", lambda: apply(Run.open(root), back))
+        assert any_of <= AT_MOST * each
+    finally:
+        server["delay"] = 0
+    assert sizes(server.there / "bloom") == before
+
+
+def test_kill_at_every_call(far: Mount) -> None:
+    found = reports(*((scenario, faults, ("KILL",)) for scenario in SCENARIOS))
+    sound(found, 300)
+    assert all(set(report.codes) == {KILLED} for report in found)
+
+
+def test_the_servers_errors_at_every_call(far: Mount) -> None:
+    kinds = ("ESTALE", "EIO", "EINTR", "ENOSPC", "SHORT")
+    found = reports(
+        *((scenario, faults, kinds, (False, True), 5) for scenario in (ROLLBACK, UNDO)),
+        *((scenario, faults, kinds, (False, True), 5) for scenario in (SET_LR, UNDO_SET)),
+        (IN_THREADS, faults, ("KILL", "ESTALE"), (False,), 3),
+    )
+    sound(found, 300)
+
+
+def test_a_recovery_that_is_cut_off(far: Mount) -> None:
+    kinds = ("KILL", "ESTALE")
+    found = reports(
+        *((scenario, faults_in_recovery, kinds, (False,), 40) for scenario in SCENARIOS)
+    )
+    sound(found, 200)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+def test_a_server_that_fails_now_and_then(
+    server: Mount, scenario: Scenario, tmp_path: Path
+) -> None:
+    """Any call may fail, those that only read too: the exit code says what is on disk."""
+
+    def act(world: Path) -> None:
+        try:
+            scenario.act(world)
+        except OSError as error:  # where it reads; `main` makes of it what is said then
+            raise from_system(error) from error
+
+    place = server.here / tmp_path.name
+    place.mkdir()
+    stage, codes = Stage(replace(scenario, act=act), place), []
+    for every in (23, 41, 67, 89, 131, 197, 283, 401):
+        stage.reset()
+        with server.failing(every):
+            ended = stage.act()
+        assert verdict(stage, ended) is None, every
+        codes.append(ended.code)
+    assert len(set(codes)) > 1, codes
