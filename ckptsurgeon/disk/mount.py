@@ -28,14 +28,19 @@ def kind(descriptor: int) -> str:
         return ""
 
 
-def threads(folder: Path) -> int:
-    """How many files are read, or edited, at once, where nobody says: more on a network's file
-    system, so that many wait for their server at the same time."""
+def is_network(folder: Path) -> bool:
+    """Whether a server may have what is in the folder, so that other hosts may write there."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
-        return LOCAL_THREADS
+        return False
     try:
-        return NETWORK_THREADS if kind(descriptor) in NETWORK else LOCAL_THREADS
+        return kind(descriptor) in NETWORK
     finally:
         os.close(descriptor)
+
+
+def threads(folder: Path) -> int:
+    """How many files are read, or edited, at once, where nobody says: more on a network's file
+    system, so that many wait for their server at the same time."""
+    return NETWORK_THREADS if is_network(folder) else LOCAL_THREADS

@@ -6,6 +6,7 @@ that is killed at any point is gone on with by the next."""
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from ckptsurgeon.look import soundness
 from ckptsurgeon.look.advise.advice import DIVERGED
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.run.writers import FLUSH_S
 from ckptsurgeon.transaction.receipts import next_id
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 BROKEN = 4
 """The status of `relaunch` where the trainer does not do what was promised."""
 WAIT_S = 600.0
+QUIET_S = FLUSH_S + 10.0
+"""Seconds in which logs of a stopped trainer, which another host may have written, are quiet."""
+PAUSE_S = 1.0
 """Seconds for which another surgery may hold the run before the start is given up."""
 NEAR = 100
 """Steps within which the same first sign is the same cause."""
@@ -153,6 +158,9 @@ class Treatment:
         if chosen is None or chosen.recipe is None:
             return self.ask(run, event, "no recipe is known that this run can take")
         recipe = from_data({**chosen.recipe, "why": f"{_mark(event)} {event.what}"})
+        end = time.monotonic() + QUIET_S
+        while run.writers() and time.monotonic() < end:  # what the trainer wrote may be fresh
+            time.sleep(PAUSE_S)
         receipt = surgery.apply(run, surgery.plan(run, recipe))
         self._say(f"{event.id} {chosen.remedy.name}: surgery {receipt.id}")
         event = event.with_(state=HEALED, receipt=receipt.id, recipe=chosen.remedy.name)

@@ -21,7 +21,7 @@ from ckptsurgeon.plans.edits import relative
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run import slurm_job
 from ckptsurgeon.transaction import process
-from ckptsurgeon.transaction.home import EVENTS
+from ckptsurgeon.transaction.home import EVENTS, HOME, NOTE, RECEIPTS
 from ckptsurgeon.workers import side_by_side
 
 FLUSH_S = 120
@@ -46,7 +46,7 @@ def evidence(
     writes, and its SLURM job."""
     signs = _trainer(root / RECORD)
     for item in logs:
-        sign = written(item) if item.is_file() else None
+        sign = written(item, root) if item.is_file() else None
         if sign:
             signs.append(f"{relative(item, root)}: {sign}")
     return signs + _saving(root, format, pointers)
@@ -121,11 +121,12 @@ def _written(pointer: Path) -> list[Path]:
     return [p for p in (files_below(pointer) if pointer.is_dir() else [pointer]) if p.is_file()]
 
 
-def written(item: Path) -> str | None:
-    """Why an event file may still be written to, or None.
+def written(item: Path, root: Path) -> str | None:
+    """Why a log of the run at `root` may still be written to, or None.
 
     Its writer's process is alive here; or somebody here has it open for writing (a read lease is
-    refused then, fcntl(2)); or it came from another host and grew within the flush interval."""
+    refused then, fcntl(2)); or it came from another host and grew within the flush interval; or it
+    grew then, no name says where its writer is, and other hosts may write there."""
     match = EVENT_WRITER.search(item.name)
     host = match["host"] if match else None
     if match and host == os.uname().nodename:
@@ -134,7 +135,19 @@ def written(item: Path) -> str | None:
             return f"its writer, process {pid}, is running"
     elif host is not None and (ago := fresh(item.stat().st_mtime)):
         return f"written from {host} {ago}; it must be quiet for {FLUSH_S} s"
+    elif host is None and (ago := fresh(item.stat().st_mtime)) and _elsewhere(item, root):
+        return f"written {ago}, maybe from another host; it must be quiet for {FLUSH_S} s"
     return "somebody has it open for writing" if is_open(item) else None
+
+
+def _elsewhere(log: Path, root: Path) -> bool:
+    """Whether another host may have written the log last: it is on a network's file system, and no
+    surgery wrote it. What a surgery writes is staged before its receipt, by the same clock."""
+    if log.name.endswith(NOTE) or not mount.is_network(log.parent):
+        return False
+    receipts = (root / HOME / RECEIPTS).glob("*/receipt.json")
+    done = max((receipt.stat().st_mtime_ns for receipt in receipts), default=0)
+    return log.stat().st_mtime_ns > done
 
 
 def fresh(moment: float) -> str:
