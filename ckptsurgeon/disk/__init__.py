@@ -21,6 +21,7 @@ from ckptsurgeon.disk.files import (
     write_new,
 )
 from ckptsurgeon.disk.names import (
+    Folders,
     fsync_directory,
     link,
     make_directory,
@@ -34,6 +35,7 @@ from ckptsurgeon.disk.names import (
 from ckptsurgeon.disk.owners import copy_mode, copy_rights
 
 __all__ = [
+    "Folders",
     "calls",
     "clone",
     "copy_at",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ckptsurgeon.disk import calls, owners
 from ckptsurgeon.disk.calls import act
-from ckptsurgeon.disk.names import above
+from ckptsurgeon.disk.names import Folders, above
 from ckptsurgeon.plans.spans import Spans, rows, windows
 
 WRITTEN_AT_ONCE = 1 << 20
@@ -48,11 +48,15 @@ def created(path: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def opened(path: Path, access: int = os.O_RDWR) -> Iterator[int]:
-    """The descriptor of an existing regular file, open for writing in place."""
+def opened(path: Path, access: int = os.O_RDWR, within: Folders | None = None) -> Iterator[int]:
+    """The descriptor of an existing regular file, open for writing in place; `within` has the
+    folder that it is in."""
     flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with above(path) as (name, folder):
-        descriptor = os.open(name, flags, dir_fd=folder)
+    if within is not None:
+        descriptor = os.open(path.name, flags, dir_fd=within.above(path))
+    else:
+        with above(path) as (name, folder):
+            descriptor = os.open(name, flags, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))

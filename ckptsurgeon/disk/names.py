@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ckptsurgeon.disk import owners
@@ -36,6 +36,51 @@ def above(path: Path) -> Iterator[tuple[str, int]]:
         yield name, descriptor
     finally:
         os.close(descriptor)
+
+
+class Folders:
+    """Folders of a run that are open, so that the way to them is walked once for all their files.
+
+    One that is moved away meanwhile is written to where it went: whoever wrote calls
+    `refuse_moved` before it counts."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._open: dict[Path, int] = {}
+        try:
+            for path in paths:
+                if path not in self._open:
+                    self._open[path] = self._walk(path)
+        except OSError as error:
+            self.close()
+            error.filename = str(path)
+            raise
+
+    @staticmethod
+    def _walk(path: Path) -> int:
+        with above(path / "_") as (_, folder):
+            return os.dup(folder)
+
+    def above(self, path: Path) -> int:
+        """The folder that the file at `path` is in."""
+        return self._open[path.parent]
+
+    def refuse_moved(self) -> None:
+        """Raise OSError where the way to one of them leads to another by now, or to none."""
+        for path, descriptor in self._open.items():
+            with above(path / "_") as (_, folder):
+                if not os.path.samestat(os.fstat(folder), os.fstat(descriptor)):
+                    raise OSError(errno.ESTALE, "another folder took its place", str(path))
+
+    def close(self) -> None:
+        """Let go of all."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __enter__(self) -> Folders:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 @contextlib.contextmanager
@@ -130,11 +175,15 @@ def fsync_directory(path: Path) -> None:
     act("fsync_directory", path, sync)
 
 
-def set_times(path: Path, mtime_ns: int) -> None:
-    """Set the modification time; the access time stays as it is. Only the owner of a file may: for
-    anybody else who writes to it, both stay (EPERM of utimensat(2))."""
+def set_times(path: Path, mtime_ns: int, descriptor: int | None = None) -> None:
+    """Set the modification time, of a file that is open by its descriptor; the access time stays as
+    it is. Only the owner of a file may: for anybody else who writes to it, both stay (EPERM of
+    utimensat(2))."""
 
     def set(_: int | None) -> None:
+        if descriptor is not None:
+            os.utime(descriptor, ns=(os.fstat(descriptor).st_atime_ns, mtime_ns))
+            return
         with above(path) as (name, folder):
             access = os.stat(name, dir_fd=folder, follow_symlinks=False).st_atime_ns
             os.utime(name, ns=(access, mtime_ns), dir_fd=folder, follow_symlinks=False)

@@ -145,7 +145,7 @@ def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) 
         elif isinstance(edit, Replace):
             _check_source(root, edit.staged, edit.content, there)
             _check_absent(root, edit.kept, ())
-            _check_file(root / edit.file, in_place=False)
+            _regular(root / edit.file, or_link=True)
             _check_rename(root, edit.staged, edit.file)
             changed |= _changed(root, edit.file, edit.staged, edit.kept)
             made.append(edit.kept)
@@ -155,7 +155,8 @@ def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) 
                 used.append(edit.file)
         else:
             in_place.append(edit)
-    side_by_side(lambda edit: _check_in_place(root, edit), in_place)
+    with disk.Folders((root / edit.file).parent for edit in in_place) as folders:
+        side_by_side(lambda edit: _check_in_place(root / edit.file, edit, folders), in_place)
     side_by_side(_check_flags, sorted(changed))
     grown = [edit.file for edit in in_place]
     clash = _twice(made + grown) | _twice(used)
@@ -167,9 +168,19 @@ def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) 
         raise SurgeryError(f"{min(clash)}: two edits of one plan use this name", next=AGAIN)
 
 
-def _check_in_place(root: Path, edit: Append | Truncate) -> None:
-    _check_file(root / edit.file, in_place=True)
-    check_size(root / edit.file, edit)
+def _check_in_place(path: Path, edit: Append | Truncate, folders: disk.Folders) -> None:
+    names = _regular(path).st_nlink
+    if names > 1:
+        raise SurgeryError(
+            f"{path} has {names} names (hard links), and an edit in place changes them all",
+            next=AGAIN,
+        )
+    try:
+        with disk.opened(path, within=folders) as descriptor:
+            check_end(path, descriptor, edit)
+    except OSError as error:
+        why = f"{path}: {error.strerror}: it can't be edited in place"
+        raise read_only(path) or SurgeryError(why, next=RIGHTS) from None
 
 
 def _is_folder(path: Path) -> bool:
@@ -245,37 +256,38 @@ def _check_flags(path: Path) -> None:
         )
 
 
-def _check_file(path: Path, *, in_place: bool) -> None:
+def _regular(path: Path, *, or_link: bool = False) -> os.stat_result:
+    """The status of what must be a file. Raises SurgeryError where it is not, or is not there."""
     try:
         info = path.lstat()
     except FileNotFoundError:
         raise SurgeryError(f"{path} does not exist", next=AGAIN) from None
-    if stat.S_ISLNK(info.st_mode) and not in_place:
-        return
-    if not stat.S_ISREG(info.st_mode):
+    if not (stat.S_ISREG(info.st_mode) or (or_link and stat.S_ISLNK(info.st_mode))):
         raise SurgeryError(f"{path} is not a regular file", next=AGAIN)
-    if info.st_nlink > 1 and in_place:
-        raise SurgeryError(
-            f"{path} has {info.st_nlink} names (hard links), and an edit in place changes them all",
-            next=AGAIN,
-        )
-    if in_place:
-        try:
-            with disk.opened(path):
-                pass
-        except OSError as error:
-            why = f"{path}: {error.strerror}: it can't be edited in place"
-            raise read_only(path) or SurgeryError(why, next=RIGHTS) from None
+    return info
 
 
 def check_size(path: Path, edit: Append | Truncate) -> None:
     """Check that the file ends as the edit needs it; for `Truncate`, in the bytes that go."""
-    size = _size(path)
+    try:
+        descriptor = reads.opened(path)
+    except FileNotFoundError:
+        raise SurgeryError(f"{path} does not exist", next=AGAIN) from None
+    try:
+        reads.need(descriptor, edit.spans if isinstance(edit, Truncate) else ())
+        check_end(path, descriptor, edit)
+    finally:
+        os.close(descriptor)
+
+
+def check_end(path: Path, descriptor: int, edit: Append | Truncate) -> None:
+    """The same of an open file."""
+    size = os.fstat(descriptor).st_size
     if isinstance(edit, Append):
         if size != edit.old_size:
             what = f"{path} has {size} bytes, not the {edit.old_size} of the plan"
             raise SurgeryError(what, next=AGAIN)
-    elif size != edit.new_size or tail_digest(path, edit.spans) != edit.digest:
+    elif size != edit.new_size or digest_of(descriptor, edit.spans) != edit.digest:
         raise SurgeryError(
             f"{path}: the bytes after {edit.old_size} are not those that this surgery wrote: the "
             "file was changed or saved again since",

@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery
@@ -72,24 +72,38 @@ def redo(
     appended = [step for step in steps if isinstance(step, Tail)]
     truncated = [step for step in steps if isinstance(step, Truncate)]
     times = _folder_times(root, steps)
-    each(lambda step: _check_tail(root, step, tails), appended, jobs)
-    each(lambda step: _silence(root, step), appended, jobs)
+    if appended:
+        with tails.open("rb") as staged:
+            each(lambda step: _check_tail(root, step, staged), appended, jobs)
+        with _folders(root, appended) as folders:
+            each(lambda step: _silence(root, step, folders), appended, jobs)
+            folders.refuse_moved()
     for group in groups(steps):
         first = group[0]
         if isinstance(first, Tail):
             _append(root, _only(group, Tail), tails, jobs, done)
         elif isinstance(first, Truncate):
-            each(lambda step: _cut(root, step), _only(group, Truncate), jobs)
+            with _folders(root, _only(group, Truncate)) as folders:
+                each(lambda step: _cut(root, step, folders), _only(group, Truncate), jobs)
+                folders.refuse_moved()
         elif isinstance(first, Replace):
             _replace(root, _only(group, Replace), jobs)
             done(len(group))
         else:
             _move(root, _only(group, Move))
             done(len(group))
-    each(lambda step: _restore(root, step), truncated, jobs, done)
+    with _folders(root, truncated) as folders:
+        each(lambda step: _restore(root, step, folders), truncated, jobs, done)
+        folders.refuse_moved()
     for folder, mtime_ns in times.items():
         if folder.is_dir() and folder.stat().st_mtime_ns != mtime_ns:
             disk.set_times(folder, mtime_ns)
+
+
+def _folders(root: Path, steps: Iterable[Tail | Truncate]) -> disk.Folders:
+    """Those of the files that are edited in place. None is held from one round of writes to the
+    next, which all files must have made: each begins with a walk, and ends with another."""
+    return disk.Folders((root / step.file).parent for step in steps)
 
 
 def _folder_times(root: Path, steps: Sequence[Step]) -> dict[Path, int]:
@@ -167,22 +181,25 @@ def _unlike(path: Path, what: str) -> InterruptedSurgery:
 # --- append --------------------------------------------------------------------------------------
 
 
-def _check_tail(root: Path, step: Tail, tails: Path) -> None:
+def _check_tail(root: Path, step: Tail, tails: BinaryIO) -> None:
     """Refuse to write bytes that are not ours, or after bytes that are not those of the plan."""
     path = root / step.file
-    end = step.at + step.size
-    if tails.stat().st_size < end or tail_digest(tails, [(step.at, end)]) != step.digest:
-        raise _unlike(tails, f"the staged bytes of {step.file} are damaged")
-    size = path.stat().st_size
-    if not step.old_size <= size <= step.spans[-1][1]:
-        raise _unlike(path, f"it has {size} bytes; it should have {step.old_size} or more")
-    if anchor(path, step.old_size) != step.anchor:
-        raise _unlike(path, "it is another file than the one that the surgery began with")
+    if digest_of(tails.fileno(), [(step.at, step.at + step.size)]) != step.digest:
+        raise _unlike(Path(tails.name), f"the staged bytes of {step.file} are damaged")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        if not step.old_size <= size <= step.spans[-1][1]:
+            raise _unlike(path, f"it has {size} bytes; it should have {step.old_size} or more")
+        if digest_of(descriptor, _before(step.old_size)) != step.anchor:
+            raise _unlike(path, "it is another file than the one that the surgery began with")
+    finally:
+        os.close(descriptor)
 
 
-def _silence(root: Path, step: Tail) -> None:
+def _silence(root: Path, step: Tail, folders: disk.Folders) -> None:
     path = root / step.file
-    with disk.opened(path) as descriptor:
+    with disk.opened(path, within=folders) as descriptor:
         _refuse_other(descriptor, path, step)
         if os.fstat(descriptor).st_size != step.cut:
             disk.truncate(descriptor, path, step.cut)
@@ -207,35 +224,42 @@ def _refuse_other_names(descriptor: int, path: Path) -> None:
 def _append(
     root: Path, group: Sequence[Tail], tails: Path, jobs: int, done: Callable[[int], None]
 ) -> None:
-    def write(step: Tail, first: int, last: int) -> None:
+    def write(step: Tail, first: int, last: int, folders: disk.Folders) -> None:
         path = root / step.file
         spans = step.spans[first:last]
         at = step.at + sum(end - start for start, end in step.spans[:first])
         size = sum(end - start for start, end in spans)
-        with disk.opened(path) as descriptor:
+        with disk.opened(path, within=folders) as descriptor:
             _refuse_other(descriptor, path, step)
             data = os.pread(staged.fileno(), size, at)
             if len(data) < size:
                 raise OSError(errno.EIO, "a read ended early", str(tails))
             disk.write_each(descriptor, path, data, spans, SHORT_GAP)
             if last == len(step.spans) and step.new_mtime_ns is not None:
-                disk.set_times(path, step.new_mtime_ns)
+                disk.set_times(path, step.new_mtime_ns, descriptor)
                 disk.fsync_file(descriptor, path)
             else:
                 disk.fsync_data(descriptor, path)
 
+    def last(step: Tail, folders: disk.Folders) -> None:
+        write(step, len(step.spans) - 1, len(step.spans), folders)
+
     with tails.open("rb") as staged:
-        each(lambda step: write(step, 0, len(step.spans) - 1), group, jobs)
-        each(lambda step: write(step, len(step.spans) - 1, len(step.spans)), group, jobs, done)
+        with _folders(root, group) as folders:
+            each(lambda step: write(step, 0, len(step.spans) - 1, folders), group, jobs)
+            folders.refuse_moved()
+        with _folders(root, group) as folders:
+            each(lambda step: last(step, folders), group, jobs, done)
+            folders.refuse_moved()
 
 
 # --- truncate ------------------------------------------------------------------------------------
 
 
-def _cut(root: Path, step: Truncate) -> None:
+def _cut(root: Path, step: Truncate, folders: disk.Folders) -> None:
     path = root / step.file
     end_record = step.spans[-1][0]
-    with disk.opened(path) as descriptor:
+    with disk.opened(path, within=folders) as descriptor:
         _refuse_other_names(descriptor, path)
         size = os.fstat(descriptor).st_size
         if size not in (step.old_size, end_record, step.new_size):
@@ -248,16 +272,16 @@ def _cut(root: Path, step: Truncate) -> None:
         disk.fsync_file(descriptor, path)
 
 
-def _restore(root: Path, step: Truncate) -> None:
+def _restore(root: Path, step: Truncate, folders: disk.Folders) -> None:
     path = root / step.file
-    with disk.opened(path) as descriptor:
+    with disk.opened(path, within=folders) as descriptor:
         _refuse_other_names(descriptor, path)
         size = os.fstat(descriptor).st_size
         if size not in (step.old_size, step.spans[-1][0]):
             raise _unlike(path, f"it has {size} bytes; it should have {step.old_size}")
         if size > step.old_size:
             disk.truncate(descriptor, path, step.old_size)
-        disk.set_times(path, step.mtime_ns)
+        disk.set_times(path, step.mtime_ns, descriptor)
         disk.fsync_file(descriptor, path)
 
 

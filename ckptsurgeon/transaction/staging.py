@@ -328,7 +328,7 @@ def _seal(
     if like is not None and (root / like).exists():  # a link may lead nowhere
         disk.copy_rights(descriptor, path, (root / like).stat())
     if content.mtime_ns is not None:
-        disk.set_times(path, content.mtime_ns)
+        disk.set_times(path, content.mtime_ns, descriptor)
     disk.fsync_file(descriptor, path)
     _compare(path, root, content, known)
 

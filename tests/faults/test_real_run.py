@@ -24,7 +24,7 @@ def test_a_real_surgery_is_before_or_after(trained: Trained, every: int) -> None
     )
     violations = [violation for report in found for violation in report.violations]
     assert not violations, "\n".join(violations[:20])
-    assert sum(report.points for report in found) >= 600 // every
+    assert sum(report.points for report in found) >= 500 // every
     assert set(found[0].codes) == set(found[1].codes) == {KILLED}
     # A restored world has no holes, so its compact makes fewer calls than were counted.
     assert set(found[2].codes) == {KILLED, 0}
