@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -127,9 +128,12 @@ def _names(run: Run, edit: Truncate | Append) -> int:
     """How many names the file has. Raises SurgeryError if it has another size than the edit needs;
     the bytes are compared right before the commit."""
     path = run.root / edit.file
-    if not path.is_file():
+    try:
+        status = path.stat()
+    except OSError:  # refused for that
         return 0
-    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        return 0
     expected = edit.new_size if isinstance(edit, Truncate) else edit.old_size
     if status.st_size != expected:
         assumptions.check_size(path, edit)

@@ -203,19 +203,20 @@ def _check_source(
         from ckptsurgeon.transaction import databases
 
         databases.refuse_live(root / content.file)
-    sizes: dict[str, int] = {}
+    ranges: list[tuple[str, int, int]] = []
     for piece in content.pieces if isinstance(content, Content) else ():
         spans: list[Span | Numbers] = [piece] if isinstance(piece, Span) else []
         if isinstance(piece, Computed):
             spans += [source for term in piece.terms for source in term]
-        for file, start, end in (read for span in spans for read in span.ranges()):
-            if file not in sizes:
-                sizes[file] = _size(root / file)
-            if not 0 <= start <= end <= sizes[file]:
-                raise SurgeryError(
-                    f"{root / file} has {sizes[file]} bytes, and the plan reads {start} to {end}",
-                    next=AGAIN,
-                )
+        ranges += (read for span in spans for read in span.ranges())
+    files = list(dict.fromkeys(name for name, _, _ in ranges))
+    sizes = dict(zip(files, side_by_side(lambda name: _size(root / name), files), strict=True))
+    for name, start, end in ranges:
+        if not 0 <= start <= end <= sizes[name]:
+            raise SurgeryError(
+                f"{root / name} has {sizes[name]} bytes, and the plan reads {start} to {end}",
+                next=AGAIN,
+            )
 
 
 def _check_absent(root: Path, file: str, freed: Collection[str]) -> None:

@@ -164,6 +164,7 @@ class _Bounds:
         self.where = where
         self._entered: dict[str, str] = {}
         self._read: set[str] = set()
+        self._real_folders: dict[str, str] = {}
 
     def below(self, name: str) -> dict[str, tuple[str, ...]]:
         """The folder that `name` may not leave, with the parts of the name below it: the run, or
@@ -206,10 +207,18 @@ class _Bounds:
         self.below(name)
         if name not in self._read:
             self._read.add(name)
-            real = os.path.realpath(f"{self.root}/{name}")
+            real = self._real(name)
             own = (os.path.realpath(self.root), *self.logs)
             if not any(real.startswith(f"{folder}/") for folder in own):
                 raise self.foreign(name, "leads out of the run, and the plan did not read it")
+
+    def _real(self, name: str) -> str:
+        """Where links lead to; the way to a folder is walked once for all its files."""
+        folder, _, last = name.rpartition("/")
+        if folder not in self._real_folders:
+            self._real_folders[folder] = os.path.realpath(f"{self.root}/{folder}")
+        path = f"{self._real_folders[folder]}/{last}"
+        return os.path.realpath(path) if Path(path).is_symlink() else path
 
     def is_log_folder(self, name: str) -> bool:
         """Whether it is one of the log folders itself."""

@@ -6,8 +6,8 @@
 // side. With `user.fail` N, about each Nth fails, in turn with ESTALE, EIO and EINTR. `user.calls`
 // is how many there were, `user.each` the microseconds that they waited in all, and `user.any` those
 // in which any of them waited. All are extended attributes of the mount's root, which wait for
-// nothing. There is no fallocate, no O_DIRECT, no sharing of blocks and no search for holes, times
-// are of whole seconds, and nothing tells of a change of the folder itself.
+// nothing. There is no fallocate, no O_DIRECT at open, no sharing of blocks and no search for
+// holes, times are of whole seconds, and nothing tells of a change of the folder itself.
 #define FUSE_USE_VERSION 312
 #define _GNU_SOURCE
 #include <dirent.h>

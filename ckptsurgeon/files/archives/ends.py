@@ -7,19 +7,19 @@ from pathlib import Path
 
 from ckptsurgeon.remote import reads
 
-LENGTH = 4096
-"""Bytes of an end."""
+FIRST, LAST = 1 << 14, 1 << 12
+"""Bytes of the ends. What is first of a file in a bucket is fetched at once (`mirror.HEAD`)."""
 
 
 class Ends:
     """Both ends of the `size` bytes from `start` on, as they were when this was made."""
 
     def __init__(self, path: Path, descriptor: int, start: int, size: int) -> None:
-        self._before = max(0, size - LENGTH)
+        self._before = max(0, size - LAST)
         self._last = reads.bytes_at(path, descriptor, start + self._before, size - self._before)
         self._first = self._last
         if self._before:
-            self._first = reads.bytes_at(path, descriptor, start, min(LENGTH, size))
+            self._first = reads.bytes_at(path, descriptor, start, min(FIRST, size))
 
     def get(self, offset: int, length: int) -> bytes | None:
         """These bytes, where one end has all of them."""

@@ -64,19 +64,20 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
     def directory(self, run: Path, step: int) -> Path:
         """`global_step<N>`, or the universal copy where that is all there is."""
         shards, copy = run / f"global_step{step}", universal.folder(run, step)
-        return copy if copy.is_dir() and not shards.is_dir() else shards
+        return copy if copy.name in folders_in(run) and not shards.is_dir() else shards
 
     def entries(self, run: Path, step: int) -> list[Path]:
         """The folder, and the universal copy beside it."""
         shards, copy = run / f"global_step{step}", universal.folder(run, step)
-        if not copy.is_dir():
+        if copy.name not in folders_in(run):
             return [shards]
         return [shards, copy] if shards.is_dir() else [copy]
 
     def files(self, run: Path, step: int) -> list[Path]:
         """All that lies in the folder, and the files of the universal copy."""
         copy, folder = universal.folder(run, step), self.directory(run, step)
-        copied = sorted(path for path in copy.rglob("*") if path.is_file()) if copy.is_dir() else []
+        there = copy.name in folders_in(run)
+        copied = sorted(path for path in copy.rglob("*") if path.is_file()) if there else []
         if folder == copy:
             return copied
         with os.scandir(folder) as entries:
