@@ -184,7 +184,8 @@ def _unlike(path: Path, what: str) -> InterruptedSurgery:
 def _check_tail(root: Path, step: Tail, tails: BinaryIO) -> None:
     """Refuse to write bytes that are not ours, or after bytes that are not those of the plan."""
     path = root / step.file
-    if digest_of(tails.fileno(), [(step.at, step.at + step.size)]) != step.digest:
+    end, staged = step.at + step.size, tails.fileno()
+    if os.fstat(staged).st_size < end or digest_of(staged, [(step.at, end)]) != step.digest:
         raise _unlike(Path(tails.name), f"the staged bytes of {step.file} are damaged")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

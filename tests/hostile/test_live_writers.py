@@ -206,36 +206,6 @@ def test_a_lease_that_a_network_file_system_refuses_is_no_evidence(
             assert bool(Run.open(root).writers()) is refusal, kind
 
 
-def test_a_log_that_says_no_host_may_be_of_another_one_on_a_server(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = trained()
-    log = root / "metrics.csv"
-    log.write_text("step,loss\n" + "".join(f"{n},{9 - n}\n" for n in range(1, 9)))
-    text = mount.MOUNTS.read_text()
-
-    def on(kind: str) -> None:
-        (tmp_path / "mounts").write_text(re.sub(r" - \S+ ", f" - {kind} ", text))
-        monkeypatch.setattr(mount, "MOUNTS", tmp_path / "mounts")
-
-    on("ext4")
-    assert Run.open(root).writers() == []
-    on("lustre")
-    (sign,) = Run.open(root).writers()
-    assert sign.startswith("metrics.csv: written ") and "maybe from another host" in sign
-    refused(root, "set", "eps=1e-6", says="maybe from another host")
-    quiet = time.time() - 300
-    os.utime(log, (quiet, quiet))
-    assert Run.open(root).writers() == []
-    wanted = plan(Run.open(root), from_data({"rollback": {"to": 6}}))
-    surgery.apply(Run.open(root), wanted)  # which cuts the log
-    assert Run.open(root).writers() == []
-    surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
-    with log.open("a") as more:
-        more.write("9,0.5\n")
-    assert len(Run.open(root).writers()) == 1
-
-
 @pytest.mark.parametrize("ahead_s", [0, 30, 3000])
 def test_the_clock_of_another_host_may_be_ahead(trained: Trained, ahead_s: int) -> None:
     root = trained()
