@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -20,7 +20,7 @@ Workers: TypeAlias = "int | Executor"
 what it gives are pickled, it reads the files by their paths, and it may be done twice."""
 
 FEW = 3
-"""So many files are read one after the other: starting threads would take longer."""
+"""Up to this many calls are made one after the other: starting threads would take longer."""
 _at_once: ContextVar[int | None] = ContextVar("_at_once", default=None)
 
 
@@ -70,10 +70,42 @@ def side_by_side(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """What a function that reads the disk says of each, in their order; the error is that of the
     first that has one. They are asked at once, as `files_at_once` says: then their waits for a
     server overlap. One after the other where nothing says so, and so in these threads too."""
-    todo = list(items)
-    threads = 1 if len(todo) <= FEW else _at_once.get() or 1
-    with at_work(threads, len(todo)) as mapped:
-        return list(mapped(function, todo))
+    return each(function, list(items), _at_once.get() or 1)
+
+
+def each(
+    call: Callable[[T], R],
+    items: Sequence[T],
+    jobs: int,
+    done: Callable[[int], None] = lambda _: None,
+) -> list[R]:
+    """Call for every item, in up to `jobs` threads; `done(1)` in this thread for each. The first
+    error, in the order of the items, is raised after all calls that had begun are over, so that
+    none still works on what the caller closes; no further call begins."""
+    results: list[R] = []
+    if jobs <= 1 or len(items) <= FEW:
+        for item in items:
+            results.append(call(item))
+            done(1)
+        return results
+    from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+    pool = ThreadPoolExecutor(min(jobs, len(items)))
+    futures: list[Future[R]] = []
+    try:
+        for item in items:
+            futures.append(pool.submit(call, item))
+        for future in futures:
+            results.append(future.result())
+            done(1)
+        return results
+    finally:
+        over = False
+        while not over:
+            with suppress(KeyboardInterrupt):  # a second one while the first one waits
+                pool.shutdown(wait=False, cancel_futures=True)
+                wait([future for future in futures if not future.cancelled()])
+                over = True
 
 
 def host() -> str:

@@ -49,14 +49,11 @@ def created(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def opened(path: Path, access: int = os.O_RDWR, within: Folders | None = None) -> Iterator[int]:
-    """The descriptor of an existing regular file, open for writing in place; `within` has the
-    folder that it is in."""
+    """The descriptor of an existing regular file, open for writing in place; `within` may have the
+    folder that it is in open."""
     flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    if within is not None:
-        descriptor = os.open(path.name, flags, dir_fd=within.above(path))
-    else:
-        with above(path) as (name, folder):
-            descriptor = os.open(name, flags, dir_fd=folder)
+    with above(path) if within is None else within.above(path) as (name, folder):
+        descriptor = os.open(name, flags, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))

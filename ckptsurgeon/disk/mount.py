@@ -7,11 +7,11 @@ from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = (
-    "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gpfs", "lustre", "nfs", "nfs4", "orangefs",
-    "panfs", "smb3", "virtiofs", "wekafs",
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2",
+    "panfs", "pvfs2", "smb3", "virtiofs", "wekafs",
 )  # fmt: skip
 """Kinds on which a call may be a round trip to a server. `fuse` is most of the others: JuiceFS,
-GlusterFS, BeeGFS's and Weka's clients without a module, sshfs."""
+GlusterFS, BeeGFS's and Weka's clients without a module, sshfs. `pvfs2` is OrangeFS."""
 LOCAL_THREADS, NETWORK_THREADS = 8, 32
 
 

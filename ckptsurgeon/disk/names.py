@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from ckptsurgeon.disk import owners
 from ckptsurgeon.disk.calls import act
 
 FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+
+HELD = 64
+"""Folders that are open at once: a process may have few descriptors, and a step many folders."""
 
 _NO_DIRECTORY_FSYNC = (errno.EINVAL, errno.ENOTSUP)
 
@@ -39,30 +43,33 @@ def above(path: Path) -> Iterator[tuple[str, int]]:
 
 
 class Folders:
-    """Folders of a run that are open, so that the way to them is walked once for all their files.
+    """Folders of a run that are open, so that the way to them is walked once for all their files:
+    those of several of the files, up to HELD.
 
     One that is moved away meanwhile is written to where it went: whoever wrote calls
     `refuse_moved` before it counts."""
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, files: Iterable[Path]) -> None:
         self._open: dict[Path, int] = {}
+        each = Counter(file.parent for file in files).most_common(HELD)
         try:
-            for path in paths:
-                if path not in self._open:
-                    self._open[path] = self._walk(path)
-        except OSError as error:
+            for path, number in each:
+                # One that can't be entered is not held: each of its files says so.
+                if number > 1:
+                    with contextlib.suppress(OSError), above(path / "_") as (_, folder):
+                        self._open[path] = os.dup(folder)
+        except BaseException:
             self.close()
-            error.filename = str(path)
             raise
 
-    @staticmethod
-    def _walk(path: Path) -> int:
-        with above(path / "_") as (_, folder):
-            return os.dup(folder)
-
-    def above(self, path: Path) -> int:
-        """The folder that the file at `path` is in."""
-        return self._open[path.parent]
+    @contextlib.contextmanager
+    def above(self, path: Path) -> Iterator[tuple[str, int]]:
+        """What `above` gives, without a walk where the folder is held."""
+        if (folder := self._open.get(path.parent)) is not None:
+            yield path.name, folder
+        else:
+            with above(path) as found:
+                yield found
 
     def refuse_moved(self) -> None:
         """Raise OSError where the way to one of them leads to another by now, or to none."""

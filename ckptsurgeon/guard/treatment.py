@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 BROKEN = 4
 """The status of `relaunch` where the trainer does not do what was promised."""
 WAIT_S = 600.0
+"""Seconds for which another surgery may hold the run before the start is given up."""
 QUIET_S = FLUSH_S + 10.0
 """Seconds in which logs of a stopped trainer, which another host may have written, are quiet."""
 PAUSE_S = 1.0
-"""Seconds for which another surgery may hold the run before the start is given up."""
+"""Seconds between two looks at them."""
 NEAR = 100
 """Steps within which the same first sign is the same cause."""
 

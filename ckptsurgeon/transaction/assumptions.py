@@ -13,6 +13,7 @@ import stat
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 
 from ckptsurgeon import disk
@@ -155,7 +156,7 @@ def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) 
                 used.append(edit.file)
         else:
             in_place.append(edit)
-    with disk.Folders((root / edit.file).parent for edit in in_place) as folders:
+    with disk.Folders(root / edit.file for edit in in_place) as folders:
         side_by_side(lambda edit: _check_in_place(root / edit.file, edit, folders), in_place)
     side_by_side(_check_flags, sorted(changed))
     grown = [edit.file for edit in in_place]
@@ -175,12 +176,13 @@ def _check_in_place(path: Path, edit: Append | Truncate, folders: disk.Folders) 
             f"{path} has {names} names (hard links), and an edit in place changes them all",
             next=AGAIN,
         )
-    try:
-        with disk.opened(path, within=folders) as descriptor:
-            check_end(path, descriptor, edit)
-    except OSError as error:
-        why = f"{path}: {error.strerror}: it can't be edited in place"
-        raise read_only(path) or SurgeryError(why, next=RIGHTS) from None
+    with ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(disk.opened(path, within=folders))
+        except OSError as error:
+            why = f"{path}: {error.strerror}: it can't be edited in place"
+            raise read_only(path) or SurgeryError(why, next=RIGHTS) from None
+        check_end(path, descriptor, edit)
 
 
 def _is_folder(path: Path) -> bool:

@@ -27,7 +27,7 @@ from ckptsurgeon.transaction.arithmetic import spoilt, together
 from ckptsurgeon.transaction.coding import Numbered, cut, numel, reader, told, width
 from ckptsurgeon.transaction.crc32 import joined
 from ckptsurgeon.transaction.reading import ALIGN, ROOM, Rooms, forget
-from ckptsurgeon.transaction.redo import each
+from ckptsurgeon.workers import each
 
 STRETCH = 1 << 23
 """Elements that one thread computes one after the other."""

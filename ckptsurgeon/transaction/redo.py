@@ -25,7 +25,6 @@ once more, with the new bytes, after the others. A file that a plan names twice 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections import Counter
@@ -40,12 +39,10 @@ from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import SHORT_GAP, Move, Replace, Tail, Truncate
 from ckptsurgeon.transaction.assumptions import digest_of, tail_digest
 from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.workers import each
 
 ANCHOR = 4096
 """Bytes before `old_size` that are compared before a tail is written after them."""
-
-FEW = 3
-"""Up to this many calls are made one after the other: starting threads would take longer."""
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
@@ -103,7 +100,7 @@ def redo(
 def _folders(root: Path, steps: Iterable[Tail | Truncate]) -> disk.Folders:
     """Those of the files that are edited in place. None is held from one round of writes to the
     next, which all files must have made: each begins with a walk, and ends with another."""
-    return disk.Folders((root / step.file).parent for step in steps)
+    return disk.Folders(root / step.file for step in steps)
 
 
 def _folder_times(root: Path, steps: Sequence[Step]) -> dict[Path, int]:
@@ -119,38 +116,6 @@ def _folder_times(root: Path, steps: Sequence[Step]) -> dict[Path, int]:
 def _is_below(name: str) -> bool:
     """Whether the file lies in a folder of the run, and of the run alone."""
     return "/" in name and name.partition("/")[0] not in (HOME, "..")
-
-
-def each(
-    call: Callable[[T], object],
-    items: Sequence[T],
-    jobs: int,
-    done: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Call for every item, in up to `jobs` threads; `done(1)` in this thread for each. The first
-    error is raised after all calls that had begun are over; no further call begins."""
-    if jobs <= 1 or len(items) <= FEW:
-        for item in items:
-            call(item)
-            done(1)
-        return
-    from concurrent.futures import Future, ThreadPoolExecutor, wait
-
-    pool = ThreadPoolExecutor(min(jobs, len(items)))
-    futures: list[Future[object]] = []
-    try:
-        for item in items:
-            futures.append(pool.submit(call, item))
-        for future in futures:
-            future.result()
-            done(1)
-    finally:
-        over = False
-        while not over:
-            with contextlib.suppress(KeyboardInterrupt):  # a second one while the first one waits
-                pool.shutdown(wait=False, cancel_futures=True)
-                wait([future for future in futures if not future.cancelled()])
-                over = True
 
 
 def groups(steps: Sequence[Step]) -> Iterator[list[Step]]:

@@ -41,8 +41,8 @@ from ckptsurgeon.transaction.computing import Place, Sum
 from ckptsurgeon.transaction.content import batches, between, placed, read, spans
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
-from ckptsurgeon.transaction.redo import Step, anchor, each
-from ckptsurgeon.workers import side_by_side
+from ckptsurgeon.transaction.redo import Step, anchor
+from ckptsurgeon.workers import each, side_by_side
 
 LEAP = 8 << 20
 """Bytes that are copied before the kernel is told to write them."""

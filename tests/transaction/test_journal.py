@@ -20,7 +20,7 @@ from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.plans.edits import Content, Move, Replace
 from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.transaction import journal, receipts
-from ckptsurgeon.transaction.redo import each
+from ckptsurgeon.workers import each
 from tests.faults import toy
 from tests.faults.inject import Fault, count_calls, hooked, outcome
 from tests.faults.world import workplace

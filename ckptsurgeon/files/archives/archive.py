@@ -310,8 +310,10 @@ class Archive:
     def read_numbers(self) -> None:
         """Read what `value` will be asked of each shard, such as Adam's step, while the file is
         open. What is wrong with a number is found when it is asked for."""
+        few = self._scalars[:FEW_NUMBERS]
+        self.expect(f"data/{storage}" for storage, _ in few)
         with contextlib.suppress(SurgeryError):
-            for storage, dtype in self._scalars[:FEW_NUMBERS]:
+            for storage, dtype in few:
                 self.value(Tensor(dtype, storage, 1, 0, (), ()))
 
     def _fetch(self, tensors: Sequence[Tensor]) -> None:
