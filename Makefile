@@ -142,7 +142,7 @@ test-network: venv
 	$(FUSE)
 	$(PY) -m pytest -m network
 
-FUSE = pkg-config --exists fuse3 || apt-get install --yes --quiet fuse3 libfuse3-dev pkg-config
+FUSE = command -v gcc > /dev/null && pkg-config --exists fuse3 || apt-get install --yes --quiet fuse3 libfuse3-dev pkg-config gcc libc6-dev
 
 $(VENV)/.remote: $(VENV)/.complete constraints-remote.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -r constraints-remote.txt
