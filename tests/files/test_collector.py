@@ -9,7 +9,7 @@ from ckptsurgeon.files.collector import collector_paused
 
 
 def test_it_goes_on_when_the_last_thread_is_out() -> None:
-    """Whichever comes first: a thread that was told "it is paused" must not be the last to pause."""
+    """Or the last one to pause might be one that saw it paused, and nobody let it go on."""
     first, second = threading.Event(), threading.Event()
 
     def pause() -> None:

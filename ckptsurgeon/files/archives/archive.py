@@ -67,7 +67,7 @@ class Archive:
         self._descriptor: int | None = None
         self._ends: Ends | None = None
         self._numbers: dict[tuple[str, int, str], int | float | bool] = {}
-        self._scalars: list[tuple[str, str]] = []
+        self._scalars: list[Tensor] = []
 
     @classmethod
     def open(cls, path: Path, start: int = 0, length: int | None = None) -> Archive:
@@ -239,7 +239,9 @@ class Archive:
         if self._tree is None:
             found = read(scanned or self.scan())
             self._tree, self._globals = found.tree, found.globals
-            self._scalars = sorted((s.key, s.dtype) for s in found.storages if s.numel == 1)
+            scalars = sorted((s.key, s.dtype) for s in found.storages if s.numel == 1)
+            few = scalars[:FEW_NUMBERS]
+            self._scalars = [Tensor(dtype, key, 1, 0, (), ()) for key, dtype in few]
         return self._tree
 
     def globals(self) -> frozenset[str]:
@@ -302,19 +304,17 @@ class Archive:
         if not self._numbers.keys() >= {*keys}:
             with self.reading():
                 self._fetch(tensors)
-                for key, tensor in zip(keys, tensors, strict=True):
-                    if key not in self._numbers:
-                        self.value(tensor)
+                for tensor in tensors:
+                    self.value(tensor)
         return [self._numbers[key] for key in keys]
 
     def read_numbers(self) -> None:
         """Read what `value` will be asked of each shard, such as Adam's step, while the file is
         open. What is wrong with a number is found when it is asked for."""
-        few = self._scalars[:FEW_NUMBERS]
-        self.expect(f"data/{storage}" for storage, _ in few)
+        self.expect(f"data/{number.storage}" for number in self._scalars)
         with contextlib.suppress(SurgeryError):
-            for storage, dtype in few:
-                self.value(Tensor(dtype, storage, 1, 0, (), ()))
+            for number in self._scalars:
+                self.value(number)
 
     def _fetch(self, tensors: Sequence[Tensor]) -> None:
         """Read at once what `value` will be asked for, where the native module can tell: storages
