@@ -319,11 +319,8 @@ class Archive:
     def _fetch(self, tensors: Sequence[Tensor]) -> None:
         """Read at once what `value` will be asked for, where the native module can tell: storages
         of one element."""
-        scalars = [
-            t
-            for t in tensors
-            if t.storage_numel == 1 and not t.size and not t.offset and t.storage.isascii()
-        ]
+        alone = (t for t in tensors if t.storage_numel == 1 and not (t.size or t.offset))
+        scalars = [t for t in alone if t.storage.isascii()]
         names = [f"data/{tensor.storage}" for tensor in scalars]
         self.expect(names)
         if not isinstance(self.records, Records) or self.start or not scalars:
