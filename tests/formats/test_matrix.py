@@ -6,8 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,59 +25,59 @@ pytestmark = [
 ]
 
 
-@dataclass
-class Tried:
-    """What `plan` answered to each operation on one run; which of them were done, and of which
-    the run was not sound after it or not the same after its undo."""
+IN_MAKE_TEST = (
+    "DeepSpeed universal",
+    "Hugging Face",
+    "Megatron-LM legacy",
+    "Megatron-LM torch_dist",
+    "metaseq, fairseq",
+    "torchtitan (DCP)",
+)
+"""One of each family; the bundled trainer's are in tests/test_contract.py."""
 
-    outcomes: dict[str, Plan | SurgeryError] = field(default_factory=dict)
-    done: list[str] = field(default_factory=list)
-    unsound: list[str] = field(default_factory=list)
-    not_undone: list[str] = field(default_factory=list)
+
+def copied(run: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(run, folder / "run", symlinks=True))
 
 
-def carry_out(root: Path) -> Tried:
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in IN_MAKE_TEST else pytest.mark.slow)
+        for name in FORMATS
+    ],
+)
+def test_each_yes_is_done_verified_and_undone(
+    run_of: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
     """Each operation in turn, on the run as it was."""
-    tried, before, words = Tried(), snapshot(root), words_of(root)
+    root = copied(run_of(name), tmp_path)
+    before, words = snapshot(root), words_of(root)
+    done, unsound, not_undone = [], [], []
     for operation in OPERATIONS:
-        found = tried.outcomes[operation] = outcome(root, operation, words)
-        if isinstance(found, SurgeryError) or found.empty:
+        plan = outcome(root, operation, words)
+        if isinstance(plan, SurgeryError) or plan.empty:
             continue
-        surgery.apply(Run.open(root), found)
-        tried.done.append(operation)
+        surgery.apply(Run.open(root), plan)
+        done.append(operation)
         if look.verify(Run.open(root), level=4).findings:
-            tried.unsound.append(operation)
+            unsound.append(operation)
         surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
         if snapshot(root) != before:
-            tried.not_undone.append(operation)
-    return tried
+            not_undone.append(operation)
+    assert (unsound, not_undone) == ([], [])
+    assert len(done) >= 7
 
 
-Trials = Callable[[str], Tried]
-
-
-@pytest.fixture(scope="module")
-def tried(run_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Trials:
-    """`tried(name)`, carried out once."""
-
-    def of(name: str) -> Tried:
-        folder = tmp_path_factory.mktemp("tried")
-        return carry_out(Path(shutil.copytree(run_of(name), folder / "run", symlinks=True)))
-
-    return cache(of)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_each_yes_is_done_verified_and_undone(tried: Trials, name: str) -> None:
-    found = tried(name)
-    assert (found.unsound, found.not_undone) == ([], [])
-    assert len(found.done) >= 7
-
-
-def test_the_table_is_what_plan_answers(tried: Trials) -> None:
+def test_the_table_is_what_plan_answers(run_of: Callable[[str], Path], tmp_path: Path) -> None:
     """`python -m tests.formats.matrix` writes it anew."""
+    outcomes: dict[str, dict[str, Plan | SurgeryError]] = {}
+    for name in FORMATS:
+        root = copied(run_of(name), tmp_path / name)
+        words = words_of(root)
+        outcomes[name] = {each: outcome(root, each, words) for each in OPERATIONS}
     text = DOCUMENT.read_text("utf-8")
-    assert text == with_table(text, table({name: tried(name).outcomes for name in FORMATS}))
+    assert text == with_table(text, table(outcomes))
 
 
 def test_each_witness_names_cells_that_are_yes_in_the_table() -> None:
