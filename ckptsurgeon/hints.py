@@ -50,17 +50,30 @@ class Again:
     swapped: tuple[str, str] | None = None
     why: str = ""
     setting: str = ""
-    """KEY=VALUE that a command which takes a recipe gets in place of the options."""
+    """KEY=VALUE that a command which takes a recipe gets in place of all this."""
+    otherwise: str = ""
+    """An act in words, for a command that has not the options."""
 
     def __str__(self) -> str:
         words = list(TYPED.get().words)
+        end = words.index("--") if "--" in words else len(words)
+        if self._in_recipe():
+            key = self.setting.partition("=")[0]
+            others = [word for word in words[:end] if word.partition("=")[0] != key]
+            return quoted("ckptsurgeon", *others, self.setting, *words[end:])
         if not words or (self.swapped is not None and words.count(self.swapped[0]) != 1):
             return self._sentence()
-        end = words.index("--") if "--" in words else len(words)
         typed = [kept for word in words[:end] if (kept := self._kept(word)) is not None]
-        recipe = self.setting and any(word in OF_RECIPES for word in words[:end])
-        added = (self.setting,) if recipe else self.added
-        return quoted("ckptsurgeon", *typed, *added, *words[end:])
+        return quoted("ckptsurgeon", *typed, *self.added, *words[end:])
+
+    def fits(self) -> bool:
+        """Whether it can be typed, or there is nothing to do otherwise."""
+        options = [word for word in self.added if word.startswith("-")]
+        takes = TYPED.get().takes
+        return not self.otherwise or self._in_recipe() or all(takes(word) for word in options)
+
+    def _in_recipe(self) -> bool:
+        return bool(self.setting) and any(word in OF_RECIPES for word in TYPED.get().words)
 
     def _kept(self, word: str) -> str | None:
         if self.swapped is not None and word == self.swapped[0]:
@@ -107,6 +120,8 @@ class Typed:
 
     words: tuple[str, ...] = ()
     options: Callable[[Command], tuple[Sequence[str], Sequence[str]]] = lambda command: ((), ())
+    takes: Callable[[str], bool] = lambda option: True
+    """Whether the command that was typed has this option."""
 
 
 NOTHING = Typed()
@@ -125,10 +140,12 @@ def again(
     swapped: tuple[object, object] | None = None,
     why: str = "",
     setting: str = "",
+    otherwise: str = "",
 ) -> Again:
-    """The command that was typed, once more: `again("--yes")`, `again(swapped=(350, 300))`."""
+    """The command that was typed, once more: `again("--yes")`, `again(swapped=(350, 300))`. With an
+    option that not every command has: `setting` for a recipe, `otherwise` for the other ones."""
     pair = None if swapped is None else (str(swapped[0]), str(swapped[1]))
-    return Again(tuple(map(str, added)), tuple(without), pair, why, setting)
+    return Again(tuple(map(str, added)), tuple(without), pair, why, setting, otherwise)
 
 
 def shell(*commands: Sequence[object], into: object = "", why: str = "") -> Shell:
@@ -144,6 +161,8 @@ def text(hint: Hint) -> str:
 
 def apart(hint: Hint) -> tuple[str, str]:
     """What to type or to do, and the reason."""
+    if isinstance(hint, Again) and not hint.fits():
+        hint = hint.otherwise
     if isinstance(hint, str):
         act, _, why = hint.partition("    ")
         return act, why.strip()

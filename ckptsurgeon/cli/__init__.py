@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -39,7 +40,9 @@ class Surgeon(TyperGroup):
         like an option is Click's to refuse."""
         name = str(args[0])
         if name in commands() or name.startswith("-") or ctx.resilient_parsing:
-            return super().resolve_command(ctx, args)
+            resolved = super().resolve_command(ctx, args)
+            _take_options_of(resolved[1])
+            return resolved
         raise NoSuchCommand(ctx, name, list(commands()))
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -86,6 +89,16 @@ class Surgeon(TyperGroup):
             TYPED.reset(typed)
             OPENED.reset(opened)
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _take_options_of(command: Any) -> None:
+    """From here on no hint adds an option to the command that was typed which it has not."""
+
+    def takes(option: str) -> bool:
+        return any(option in (*item.opts, *item.secondary_opts) for item in command.params)
+
+    if command is not None:
+        TYPED.set(replace(TYPED.get(), takes=takes))
 
 
 app = typer.Typer(

@@ -174,7 +174,12 @@ def _cut_branches(
             free = next(name for name in names if not folder.with_name(name).exists())
             raise UsageError(
                 f"{folders[i]} exists, so a cut branch can't be kept there",
-                next=again("--keep-tb", free, setting=f"tensorboard.keep_as={free}"),
+                next=again(
+                    "--keep-tb",
+                    free,
+                    setting=f"tensorboard.keep_as={free}",
+                    otherwise=f"give {folders[i]} another name",
+                ),
             )
         first = int(cut.argmax())
         headed = kinds[first] == FILE_VERSION

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ckptsurgeon.errors import DamagedFile, UsageError
-from ckptsurgeon.hints import again
 from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
-from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream
+from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream, keep_in_the_attic, leave
 from ckptsurgeon.plans.edits import AnyChange, Content, Piece, Rewrite, Span, relative
 from ckptsurgeon.plans.log_fields import LOGS
 from ckptsurgeon.transaction.json_keys import keys_renamed
@@ -76,7 +75,7 @@ class RowFile(LogSource):
         if path.exists():
             raise UsageError(
                 f"{path} exists, so a cut branch can't be kept there",
-                next=again("--no-keep-tb", why="keeps it in the attic alone"),
+                next=keep_in_the_attic(path),
             )
         return path
 
@@ -208,9 +207,7 @@ class _Index:
                     steps.append(step)
                     walls.append(wall)
         except csv.Error as error:
-            raise DamagedFile(
-                str(path), end, str(error), next=again("--no-truncate", why="leaves the logs alone")
-            ) from None
+            raise DamagedFile(str(path), end, str(error), next=leave(path)) from None
         self.ends = ends
         self.steps, self.walls = np.array(steps, np.int64), np.array(walls, float)
 

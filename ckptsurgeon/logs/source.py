@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import Hint, again
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts
 from ckptsurgeon.plans.edits import AnyChange
@@ -35,6 +36,26 @@ class Stream:
         jumps = sorted(b - a for a, b in pairwise(steps) if b > a)
         each = jumps[len(jumps) // 2] if jumps else 1
         return cls(name, kind, steps[-1] if steps else None, each)
+
+
+def leave(log: object) -> Hint:
+    """What to do where `log` can't be cut: leave the logs alone, or this one out."""
+    return again(
+        "--no-truncate",
+        why="leaves the logs alone",
+        setting="tensorboard.truncate=false",
+        otherwise=f"move {log} out of the run    its lines stay as they are",
+    )
+
+
+def keep_in_the_attic(place: object) -> Hint:
+    """What to do where a cut branch can't be kept because something is in its place."""
+    return again(
+        "--no-keep-tb",
+        why="keeps it in the attic alone",
+        setting="tensorboard.keep=false",
+        otherwise=f"give {place} another name",
+    )
 
 
 @dataclass(frozen=True)

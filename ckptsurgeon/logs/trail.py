@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.hints import again
 from ckptsurgeon.logs.history import NEAR
 from ckptsurgeon.logs.marks import Marks
+from ckptsurgeon.logs.source import leave
 
 if TYPE_CHECKING:
     import numpy as np
@@ -167,7 +167,7 @@ def _head(
         raise SurgeryError(
             f"{what}: two branches may hold step {point}: one goes from {head.lo} to {head.hi}, a "
             f"later one from {unsure[-1].lo} to {unsure[-1].hi}, and nothing says when",
-            next=again("--no-truncate", why="leaves the logs alone"),
+            next=leave(what),
         )
     return head
 

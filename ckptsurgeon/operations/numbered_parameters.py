@@ -91,7 +91,12 @@ def with_names(checkpoint: Checkpoint, parts: list[Part], order: Sequence[str]) 
         raise SurgeryError(
             f"{checkpoint.path.name} numbers the states of its optimizer, and does not say which "
             f"parameter {nameless[0].removeprefix(NUMBER)} is",
-            next=again("--order", "FILE", why=f"their names, one a line: {PAGE}"),
+            next=again(
+                "--order",
+                "FILE",
+                why=f"their names, one a line: {PAGE}",
+                setting="transplant.order=FILE",
+            ),
         )
     return found
 

@@ -86,10 +86,12 @@ class Names:
 
     def another(self, why: str) -> Hint:
         """The command once more, with a page, or with another one."""
-        why = f"{why}: {PAGE}"
-        if self.typed:
-            return again(swapped=(self.typed, "FILE"), why=why)
-        return again("--names", "FILE", why=why)
+        return again(
+            *() if self.typed else ("--names", "FILE"),
+            swapped=(self.typed, "FILE") if self.typed else None,
+            why=f"{why}: {PAGE}",
+            setting="transplant.names=FILE",
+        )
 
     def origins(
         self, names: Collection[str], own: Collection[str], refusals: Refusals | None = None

@@ -38,7 +38,11 @@ def logs(run: Run, source: Run, donor: Checkpoint) -> Changes:
             raise SurgeryError(
                 why.what,
                 next=(
-                    again(without=(LOGS,), why="leave the event files of both runs alone"),
+                    again(
+                        without=(LOGS,),
+                        why="leave the event files of both runs alone",
+                        setting="transplant.logs=false",
+                    ),
                     command(
                         "truncate-tb-events",
                         "--after",

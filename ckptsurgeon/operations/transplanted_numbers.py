@@ -282,7 +282,12 @@ def _unclear(field: str, which: str) -> SurgeryError:
         f"{field} differs between the param groups of the source, and which of them {which} "
         "here is does not follow from the names of their parameters",
         next=(
-            again("--settings", TEMPLATE, why="keep those of the new trainer"),
+            again(
+                "--settings",
+                TEMPLATE,
+                why="keep those of the new trainer",
+                setting=f"transplant.settings={TEMPLATE}",
+            ),
             "or split the param groups of the new trainer as those of the source are",
         ),
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from ckptsurgeon import hints
 from ckptsurgeon.cli.build import build
 from ckptsurgeon.cli.commands import commands
 from tests.support.launch import REPO
@@ -19,6 +20,18 @@ EXCEPTED = [
     "an interrupted surgery is waiting: ckptsurgeon recover",
 ]
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+OF = {
+    "look/ready.py": {"ready"},
+    "logs/rows.py": {"advise", "report", "watch"},
+    "operations/numbered_parameters.py": {"plan", "apply", "transplant"},
+    "operations/parameter_names.py": {"plan", "apply", "transplant"},
+    "operations/transplanted_numbers.py": {"plan", "apply", "transplant"},
+    "surgery/fork.py": {"fork"},
+    "surgery/restore.py": {"undo", "redo"},
+    "surgery/saved_again.py": {"undo", "redo"},
+}
+"""The commands that alone reach the code of a file."""
+ACTS = ("setting", "otherwise")
 
 
 def test_each_hint_in_the_code_is_a_command_that_can_be_typed() -> None:
@@ -36,6 +49,31 @@ def test_each_hint_in_the_code_is_a_command_that_can_be_typed() -> None:
         assert wrong == [], where
         assert words[0] != "rollback" or {"--to", "VALUE"} & set(words), where
     assert found > 150
+
+
+def test_no_hint_adds_an_option_that_the_typed_command_has_not() -> None:
+    """Of each call of `again` outside the commands' own files, for each command that reaches it."""
+    known, tried, wrong = options(), 0, []
+    page = (REPO / "docs" / "recipes.md").read_text()
+    keys = {"to", *re.findall(r"^\| `([a-z_.]+)` \|", page, re.M)}
+    for path, call in calls("again"):
+        where = path.relative_to(REPO / "ckptsurgeon").as_posix()
+        if where.startswith("cli/"):
+            continue
+        given = {word.arg: filled(word.value) for word in call.keywords if word.arg in ACTS}
+        assert given.get("setting", "to=").partition("=")[0] in keys, where
+        hint = hints.again(*map(filled, call.args), **given)
+        for name in OF.get(where, known):
+            typed = hints.TYPED.set(hints.Typed((name,), takes=known[name].__contains__))
+            try:
+                act, _ = hints.apart(hint)
+            finally:
+                hints.TYPED.reset(typed)
+            lacking = [word for word in OPTION.findall(act) if word not in known[name]]
+            wrong += [f"{where}:{call.lineno}: {act}"] if lacking or not act else []
+            tried += bool(hint.added)
+    assert wrong == []
+    assert tried > 300
 
 
 def test_no_hint_in_the_code_names_a_step_of_its_own() -> None:
@@ -105,21 +143,21 @@ def options() -> dict[str, set[str]]:
     }
 
 
-def calls() -> Iterator[tuple[Path, ast.Call]]:
-    """Each call of `command` of `ckptsurgeon.hints`."""
+def calls(maker: str = "command") -> Iterator[tuple[Path, ast.Call]]:
+    """Each call of `command`, or of another maker, of `ckptsurgeon.hints`."""
     for path in (REPO / "ckptsurgeon").rglob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         own = any(
             isinstance(node, ast.ImportFrom)
             and node.module == "ckptsurgeon.hints"
-            and any(name.name == "command" for name in node.names)
+            and any(name.name == maker for name in node.names)
             for node in ast.walk(tree)
         )
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
                 continue
             name = ast.unparse(node.func)
-            if name == "hints.command" or (name == "command" and own):
+            if name == f"hints.{maker}" or (name == maker and own):
                 yield path, node
 
 

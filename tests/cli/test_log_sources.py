@@ -68,6 +68,34 @@ def test_logs_are_left_alone_on_request(surgeon: Surgeon, root: Path) -> None:
     assert ends(root) == [40] * 4
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rollback", "--to", "20"],
+        ["truncate-logs", "--after", "20"],
+        ["apply", "recipe.yaml"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_log_that_cannot_be_cut_comes_with_a_way_around_it(
+    surgeon: Surgeon, root: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root.parent)
+    Path("recipe.yaml").write_text("rollback: {to: 20}\n")
+    (log,) = root.glob("wandb/offline-run-*-abc/*.wandb")
+    data = bytearray(log.read_bytes())
+    data[40] ^= 0xFF
+    log.write_bytes(data)
+    refused = surgeon(*words, "--yes", "-C", root)
+    assert refused.exit_code == 1, refused.output
+    for hint in hints(refused.stderr):
+        assert surgeon(*hint).exit_code == 0
+        return
+    assert f"move {log} out of the run" in refused.stderr
+    log.rename(root.with_name("away.wandb"))
+    assert surgeon(*words, "--yes", "-C", root).exit_code == 0
+
+
 def test_status_lists_each_with_its_last_step(surgeon: Surgeon, root: Path) -> None:
     said = surgeon("status", "-C", root).stdout
     assert "tensorboard/" in said and "1 file, to step 40" in said

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.hints import again
 from ckptsurgeon.logs.databases.points import Points
 from ckptsurgeon.logs.databases.reading import opened
 from ckptsurgeon.logs.history import NEAR
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
-from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream
+from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream, keep_in_the_attic
 from ckptsurgeon.plans.edits import AnyChange, Rewrite, relative
 from ckptsurgeon.plans.log_fields import LOGS
 from ckptsurgeon.plans.queries import Queries, Statement
@@ -245,7 +244,7 @@ class Database(LogSource):
         if self.has(database, id, name):
             raise UsageError(
                 f"{self.path} has a run {name}, so a cut branch can't be kept as that",
-                next=again("--no-keep-tb", why="keeps it in the attic alone"),
+                next=keep_in_the_attic(f"the run {name}"),
             )
         whole = not stays.any()
         statements = self.whole_aside if whole else self.parted

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
-from ckptsurgeon.hints import again
+from ckptsurgeon.logs.source import leave
 from ckptsurgeon.plans.edits import Piece, Span
 
 START = b":W&B\xe1\xbe\x00"
@@ -43,7 +43,7 @@ def opened(path: Path) -> mmap.mmap | bytes:
         if head != START[: len(head)] or 0 < len(head) < len(START):
             raise SurgeryError(
                 f"{path} does not begin as a log of W&B that is known",
-                next=again("--no-truncate", why="leaves the logs alone"),
+                next=leave(path),
             )
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if head else b""
 
@@ -116,9 +116,7 @@ def first_after(data: mmap.mmap | bytes, at: int) -> int:
 
 
 def _damaged(path: Path, offset: int, what: str) -> DamagedFile:
-    return DamagedFile(
-        str(path), offset, what, next=again("--no-truncate", why="leaves the logs alone")
-    )
+    return DamagedFile(str(path), offset, what, next=leave(path))
 
 
 class Framed:

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.hints import again
 from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
-from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream
+from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream, keep_in_the_attic
 from ckptsurgeon.logs.wandb import framing, record
 from ckptsurgeon.logs.wandb.record import HISTORY, METRIC, RUN, STATS, SUMMARY
 from ckptsurgeon.plans.edits import AnyChange, Aside, Content, Rewrite, relative
@@ -147,7 +146,7 @@ class OfflineRun(LogSource):
         if folder.exists():
             raise UsageError(
                 f"{folder} exists, so a cut branch can't be kept there",
-                next=again("--no-keep-tb", why="keeps it in the attic alone"),
+                next=keep_in_the_attic(folder),
             )
         return folder / f"run-{self.id}-{name}.wandb"
 
