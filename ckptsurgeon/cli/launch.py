@@ -219,7 +219,7 @@ def start(
     command may be of others.
 
     Its output is the answer; with --json it goes to stderr, and the answer is one document."""
-    from ckptsurgeon.launch import relaunch, wandb_fork
+    from ckptsurgeon.launch import kill_switch, relaunch, wandb_fork
     from ckptsurgeon.logs.printed.comparison import Comparison
     from ckptsurgeon.look.expected import expected
     from ckptsurgeon.look.resumed.resume import later_steps
@@ -248,6 +248,8 @@ def start(
         if run.settings.get("relaunch") is None
         else Comparison(expected(run, promise.step - 1))
     )
+    if cleared := kill_switch.clear_left(run, argv):
+        print(clean(cleared), file=sys.stderr)
     there = later_steps(run, promise.step - 1)
     try:
         status = relaunch.relaunch(

@@ -19,7 +19,7 @@ from ckptsurgeon.files.one_look import look_again
 from ckptsurgeon.guard import event as events
 from ckptsurgeon.guard.policy import Policy
 from ckptsurgeon.hints import shell
-from ckptsurgeon.launch.relaunch import kill_switch
+from ckptsurgeon.launch.kill_switch import MARK, kill_switch
 from ckptsurgeon.launch.written import by_others
 from ckptsurgeon.run import writers
 from ckptsurgeon.run.run import Run
@@ -34,8 +34,6 @@ HUNG_S = 60.0
 """Seconds at most that a trainer which hangs has to end by itself."""
 OUTPUT = "trainer.log"
 """What it prints after a start, with the event."""
-MARK = "watch"
-"""What a kill switch of ours says."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ckptsurgeon.guard.policy import COLD, DIVERGED, ENDED, HUNG, NAN, Policy
 from ckptsurgeon.guard.trainer import Trainer
 from ckptsurgeon.guard.treatment import BROKEN, NEAR, Treatment, operated_since
 from ckptsurgeon.guard.trouble import Trouble
-from ckptsurgeon.launch.relaunch import kill_switch
+from ckptsurgeon.launch.kill_switch import kill_switch
 from ckptsurgeon.look.resumed.resume import Stamps, later_steps
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.transaction.receipts import next_id

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from ckptsurgeon import hints
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
-from ckptsurgeon.files import plain_yaml
+from ckptsurgeon.launch.kill_switch import KEY, kill_switch
 from ckptsurgeon.launch.live_comparison import LiveComparison, way_back
 from ckptsurgeon.launch.slurm import Job
 from ckptsurgeon.logs.printed.comparison import Comparison
@@ -127,7 +127,7 @@ def job(
         hung = run.root / HUNG
         if stop is None:
             stop = run.root / "kill-switch"
-            argv.append(f"kill_switch_path={stop}")
+            argv.append(f"{KEY}={stop}")
     program, here = [sys.executable, "-m", "ckptsurgeon"], ["-C", str(run.root)]
     surgeon = [*program, "relaunch", *here, "--exec", "--"]
     ready = [*program, "ready", *here, "--repair"]
@@ -135,18 +135,6 @@ def job(
     return Job(
         run.name, nodes, Path.cwd(), surgeon, argv, stop, options, hung, requeues, ready, watch
     )  # fmt: skip
-
-
-def kill_switch(run: Run) -> Path | None:
-    """The file at which the trainer saves and ends, where it is known that it looks for one."""
-    own = run.settings.get("relaunch")
-    if isinstance(own, dict):
-        switch = own.get("kill_switch")
-    elif (run.root / CONFIG).is_file():
-        switch = plain_yaml.read(run.root / CONFIG).get("kill_switch_path")
-    else:
-        switch = None
-    return None if switch is None else run.root / str(switch)
 
 
 def relaunch(

@@ -115,11 +115,12 @@ _READY = """\
 
 _STOP = """\
 # The trainer saves and exits with 0 when this file is there. SLURM's signal puts it there, with the
-# number of this job; one that a person has put there stays, and no job trains on.
+# number of this job; `relaunch` removes that of a job that is gone. One that a person has put there
+# stays, and no job trains on.
 stop={stop}
-if [[ -f "$stop" && "$(< "$stop")" == "$SLURM_JOB_ID" ]]; then rm -f -- "$stop"; fi
+if [[ -f "$stop" && "$(< "$stop")" == "job $SLURM_JOB_ID" ]]; then rm -f -- "$stop"; fi
 preempted=
-trap 'preempted=yes; echo "$SLURM_JOB_ID" > "$stop"' USR1
+trap 'preempted=yes; echo "job $SLURM_JOB_ID" > "$stop"' USR1
 """
 
 _TRAINER = "trainer=$!"

@@ -75,6 +75,27 @@ def test_a_trainer_that_hangs_is_requeued_by_its_own_watchdog(
     assert not list(root.glob("hung*")) and not (root / "kill-switch").exists()
 
 
+def test_a_kill_switch_of_a_job_that_was_killed_does_not_stop_the_next_job(
+    cluster: Cluster, job: Jobs, trained: Trained, tmp_path: Path
+) -> None:
+    """Its trainer hung when the signal came, and could neither save nor end."""
+    root, said, switch = trained(ranks=2), tmp_path / "job.out", "kill-switch"
+    first = job(root, "--nodes", 2, "--", "train_iters=1200", "save_interval=100000")
+    until(lambda: said.exists() and " iteration       20/" in said.read_text(), said)
+    os.kill(int(json.loads((root / "trainer.pid").read_text())["pid"]), signal.SIGSTOP)
+    cluster("scancel", "--batch", "--signal=USR1", first)
+    until((root / switch).exists, said)
+    cluster("scancel", first)
+    assert cluster.ends(first)["JobState"] == "CANCELLED"
+    until(lambda: not cluster("squeue", "--noheader", f"--jobs={first}").strip(), said)
+    assert (root / switch).read_text() == f"job {first}\n"
+    shown = cluster.ends(job(root, "--nodes", 2, "--", "train_iters=40", "save_interval=100000"))
+    text = said.read_text()
+    assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), text
+    assert f"job {first} left this kill switch, and is gone: removed" in text, text
+    assert saved(root) == 40 and not (root / switch).exists()
+
+
 def test_each_job_of_an_array_goes_on_where_the_one_before_it_ended(
     cluster: Cluster, job: Jobs, trained: Trained, tmp_path: Path
 ) -> None:
