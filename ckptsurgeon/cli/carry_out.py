@@ -137,7 +137,8 @@ def _refuse_done(run: Run, plan: Plan, recipe: Recipe) -> None:
 
 def open_for(common: Common, computed: Computed = BY_ITSELF) -> Run:
     """The run, for a command that edits it: with a trainer alive there it can only be looked at."""
-    run = replace(common.open_run(), resuming=computed.resume)
+    helping = computed.helper() is not None
+    run = replace(common.open_run(), resuming=computed.resume, helping=helping)
     if not common.dry_run:
         run.refuse_busy()
     return run
@@ -154,7 +155,12 @@ def carry_out(
 
     Raises SurgeryError when nobody says yes: without a terminal only --yes counts."""
     from ckptsurgeon.surgery import apply
+    from ckptsurgeon.surgery.apply import help_with
 
+    if (helper := computed.helper()) is not None:
+        if not (common.dry_run or plan.empty):
+            help_with(run, plan, helper)
+        return
     if common.relaunch:
         from ckptsurgeon.cli.launch import refuse_launch
 

@@ -1,4 +1,5 @@
-"""--on slurm: the tasks of an srun become scheduler, surgeon and workers; the script for sbatch."""
+"""--on slurm: the tasks of an srun become scheduler, surgeon and workers; the script for sbatch.
+--ranks-from-env: they share the work among themselves."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -16,10 +17,48 @@ from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import TYPED, again, shell
 
+if TYPE_CHECKING:
+    from ckptsurgeon.transaction.ranks import Ranks, Told
+
 SLURM = "slurm"
 """What --on takes for the tasks of an srun."""
 ROLES = 3
 """Tasks that it takes at least: scheduler, surgeon, worker."""
+
+
+class _Task(NamedTuple):
+    """A task of an srun, of how many, and the name of this start of its job alone: a requeued one
+    would find what the one before it has left."""
+
+    number: int
+    of: int
+    start: str
+
+
+def _task() -> _Task | None:
+    """The one that this process is; None outside of an srun."""
+    named = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS")
+    job, step, number, of = (os.environ.get(name, "") for name in named)
+    if not all(each.isdecimal() for each in (job, step, number, of)) or int(number) >= int(of):
+        return None
+    restart = os.environ.get("SLURM_RESTART_COUNT") or 0
+    return _Task(int(number), int(of), f"{job}-{step}-{restart}")
+
+
+def ranks(told: Told | None = None) -> Ranks:
+    """What this process is for --ranks-from-env. Raises UsageError outside of an srun."""
+    from ckptsurgeon.transaction.ranks import Ranks
+
+    task = _task()
+    if task is None:
+        raise UsageError(
+            "--ranks-from-env is for the tasks of an srun",
+            next=(
+                "srun --kill-on-bad-exit=1 --ntasks N, before the same command",
+                again(without=["--ranks-from-env"], why="with threads of this process"),
+            ),
+        )
+    return Ranks(task.number, task.of, task.start, told)
 
 
 def join() -> tuple[Path, Callable[[], None]]:
@@ -34,20 +73,17 @@ def join() -> tuple[Path, Callable[[], None]]:
             "--on slurm needs dask-jobqueue, which is not installed",
             next=shell(["pip", "install", "ckptsurgeon[cluster]"]),
         ) from None
-    named = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS")
-    if not all(os.environ.get(name, "").isdecimal() for name in named):
+    task = _task()
+    if task is None:
         raise UsageError(
             "--on slurm is for the tasks of an srun", next=again("--sbatch", "ntasks=8")
         )
-    if int(os.environ["SLURM_NTASKS"]) < ROLES:
+    if task.of < ROLES:
         raise UsageError(
             f"--on slurm needs {ROLES} tasks: scheduler, surgeon, workers",
             next="srun --ntasks N, of which N - 2 are workers",
         )
-    job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
-    # Of this start of the job alone: a requeued one would find the address of a scheduler of old.
-    name = f"dask-{job}-{step}-{os.environ.get('SLURM_RESTART_COUNT') or 0}.json"
-    file = Path.cwd() / name
+    file = Path.cwd() / f"dask-{task.start}.json"
     own = {"dashboard": False, "port": 0}
     try:
         runner: Any = SLURMRunner(

@@ -1,4 +1,5 @@
-"""--on SCHEDULER: the workers of a Dask cluster read, or compute, what a long pass does."""
+"""--on SCHEDULER: the workers of a Dask cluster read, or compute, what a long pass does.
+--ranks-from-env: the tasks of an srun compute it."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ckptsurgeon.cli.in_slurm import SLURM, join, script
-from ckptsurgeon.cli.tally import Measured, Tally
+from ckptsurgeon.cli.in_slurm import SLURM, join, ranks, script
+from ckptsurgeon.cli.tally import Done, Measured, Tally
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import Hint, again, shell
 from ckptsurgeon.report.terminal import unchecked
 from ckptsurgeon.version import VERSION
 
 if TYPE_CHECKING:
+    from ckptsurgeon.transaction.ranks import Ranks
     from ckptsurgeon.workers import Workers
 
 T = TypeVar("T")
@@ -106,12 +108,42 @@ class Computed(Cluster):
         ),
     ] = False
 
+    from_env: Annotated[
+        bool,
+        typer.Option(
+            "--ranks-from-env",
+            help="Share the work with the other tasks of an srun; the last one commits.",
+        ),
+    ] = False
+
+    def helper(self) -> Ranks | None:
+        """This process, where it only helps the last task of its srun. Raises UsageError outside
+        of an srun."""
+        if not self.from_env:
+            return None
+        if self.on is not None:
+            raise UsageError(
+                "--on and --ranks-from-env exclude each other",
+                next=again(without=["--ranks-from-env"]),
+            )
+        mine = ranks()
+        return None if mine.last else mine
+
     @contextmanager
     def writers(
         self, jobs: int | None, folders: Sequence[Path], *, quiet: bool = False
     ) -> Iterator[Executor | None]:
         """The same for what leaves records; None where it is the threads of this process, which
         leave none."""
+        if self.from_env:
+            tally, began = Tally(), time.monotonic()
+            yield ranks(
+                lambda host, rank, took, size: tally.add(Done(host, str(rank), took, size, None))
+            )
+            tally.seconds = time.monotonic() - began
+            if not quiet and tally.jobs:
+                print(f"  {tally}", file=unchecked(sys.stderr))
+            return
         if self.on is None and not self.resume:
             yield None
             return

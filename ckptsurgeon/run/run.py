@@ -48,6 +48,9 @@ class Run:
     """A page that describes its optimizer (see `optimizers.pages`), given or in the settings."""
     resuming: bool = False
     """Whether a surgery that was cut off before its commit point is to be gone on with."""
+    helping: bool = False
+    """Whether it is opened to help the process that holds its lock: what that one has begun and not
+    committed does not count."""
 
     @classmethod
     def open(
@@ -336,11 +339,14 @@ class Run:
 
     def next_id(self) -> str:
         """The id of the next surgery, or of the one that is gone on with."""
-        return (self.resuming and journal.cut_off(self.root)) or receipts.next_id(self.root)
+        begun = (self.resuming or self.helping) and journal.cut_off(self.root)
+        return begun or receipts.next_id(self.root)
 
     def refuse_interrupted(self) -> None:
         """Raise while a surgery is under way, InterruptedSurgery while one waits for `recover`,
         unless it is to be gone on with."""
+        if self.helping and self.committed() is not True:
+            return
         lock.refuse_held(self.root)
         if not self.resuming or self.committed() is not False:
             journal.refuse_waiting(self.root)

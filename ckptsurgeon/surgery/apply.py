@@ -15,10 +15,11 @@ from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction import journal
+from ckptsurgeon.transaction import journal, staging
 from ckptsurgeon.transaction.bucket.place import Place
 from ckptsurgeon.transaction.journal import Recovery
 from ckptsurgeon.transaction.names import edited
+from ckptsurgeon.transaction.ranks import Ranks
 from ckptsurgeon.transaction.redo import Step
 
 
@@ -74,6 +75,13 @@ def _apply(
     if plan.promise is not None:
         _hold(run, receipt, plan.promise)
     return receipt
+
+
+def help_with(run: Run, plan: Plan, ranks: Ranks) -> None:
+    """Do this rank's share of a surgery that the last rank carries out. Raises SurgeryError where
+    that one is not heard of, or has planned something else."""
+    _refuse_other_run(run, plan)
+    ranks.help(staging.jobs(run.root, plan))
 
 
 def refuse_stale(run: Run, plan: Plan) -> None:

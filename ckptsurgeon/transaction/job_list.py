@@ -93,9 +93,11 @@ def ranges(job: Job) -> Iterator[tuple[Path, Sum]]:
             yield path, Sum(at, numel(group[0]) * width(piece.dtype), 0)
 
 
-def copied(content: Content) -> Content:
-    """The same with its long spans as pieces that are computed: a job copies them, and their CRC
-    is known."""
+def copied(content: T) -> T | Content:
+    """The same with its long spans as pieces that are computed, where it has pieces: a job copies
+    them, and their CRC is known."""
+    if not isinstance(content, Content):
+        return content
     pieces: list[Piece] = []
     for piece in content.pieces:
         if isinstance(piece, Span) and piece.end - piece.start >= LONG:
@@ -133,7 +135,7 @@ def of(root: Path, record: Path, places: Sequence[Place]) -> list[Job]:
             jobs.append(
                 Job(root, record, "", at, room, tuple(parts), tuple(seen[name] for name in names))
             )
-            at += _slot(jobs[-1])
+            at += slot(jobs[-1])
             parts, size = [], 0
     digest = hashlib.sha256()
     for job in jobs:
@@ -142,54 +144,57 @@ def of(root: Path, record: Path, places: Sequence[Place]) -> list[Job]:
     return [job._replace(list=digest.hexdigest()) for job in jobs]
 
 
-def _slot(job: Job) -> int:
+def slot(job: Job) -> int:
+    """Bytes of the place of its record."""
     places = sum(len(part.places) for part in job.parts)
-    return -(-(512 + 12 * places) // SLOT) * SLOT
+    return -(-(768 + 12 * places) // SLOT) * SLOT
 
 
 def begin(jobs: Sequence[Job]) -> None:
     """Make the record file of a list, without any record."""
     record, last = jobs[0].record, jobs[-1]
     with disk.created(record) as descriptor:
-        disk.write_at(descriptor, record, 0, _sealed({"list": last.list}))
-        disk.truncate(descriptor, record, last.at + _slot(last))
+        disk.write_at(descriptor, record, 0, sealed({"list": last.list}))
+        disk.truncate(descriptor, record, last.at + slot(last))
         disk.fsync_file(descriptor, record)
 
 
 def is_of(record: Path, jobs: Sequence[Job]) -> bool:
     """Whether it is the record file of this list: the same jobs, of sources that are as they
     were."""
-    return bool(jobs) and _header(record) == jobs[0].list
+    return bool(jobs) and header(record) == jobs[0].list
 
 
-def _header(record: Path) -> str:
+def header(record: Path) -> str:
+    """The digest of the list that a record file is of; empty where it is of none, or is gone."""
     try:
         with record.open("rb") as file:
-            return str((_unsealed(file.read(SLOT)) or {}).get("list", ""))
+            return str((unsealed(file.read(SLOT)) or {}).get("list", ""))
     except OSError:
         return ""
 
 
-def _known(jobs: Sequence[Job]) -> list[Job]:
+def known(jobs: Sequence[Job]) -> list[Job]:
     """The jobs, with what their records say."""
     with jobs[0].record.open("rb", buffering=0) as file:
         return [job._replace(known=_crcs(file.fileno(), job)) for job in jobs]
 
 
 def _crcs(descriptor: int, job: Job) -> tuple[int, ...]:
-    document = _unsealed(os.pread(descriptor, _slot(job), job.at)) or {}
+    document = unsealed(os.pread(descriptor, slot(job), job.at)) or {}
     crcs = document.get("crcs") if document.get("list") == job.list else None
     if not isinstance(crcs, list) or len(crcs) != sum(len(part.places) for part in job.parts):
         return ()
     return tuple(crcs) if all(isinstance(crc, int) for crc in crcs) else ()
 
 
-def _sealed(document: Mapping[str, object]) -> bytes:
+def sealed(document: Mapping[str, object]) -> bytes:
+    """One line, which says by a digest that it is whole."""
     body = json.dumps(document).encode()
     return hashlib.sha256(body).hexdigest().encode() + b" " + body + b"\n"
 
 
-def _unsealed(data: bytes) -> dict[str, object] | None:
+def unsealed(data: bytes) -> dict[str, object] | None:
     """What was sealed; None for anything else, as a record that was cut off."""
     line, end, _ = data.partition(b"\n")
     digest, _, body = line.partition(b" ")
@@ -220,7 +225,7 @@ def do(job: Job) -> str:
         _watch(job)()
         document = {"list": job.list, "host": host()[:64], "crcs": crcs}
         with disk.opened(job.record) as descriptor:
-            disk.write_at(descriptor, job.record, job.at, _sealed(document))
+            disk.write_at(descriptor, job.record, job.at, sealed(document))
             disk.fsync_data(descriptor, job.record)
     return host()
 
@@ -247,7 +252,7 @@ def _watch(job: Job) -> Callable[[], None]:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)  # counts what a host sleeps, too
         if looked and now - looked < STALE:
             return
-        if _header(job.record) != job.list:
+        if header(job.record) != job.list:
             raise SurgeryError(
                 f"{job.record} is no longer that of this job: another attempt has begun, or the "
                 f"worker on {host()} sees another disk",
@@ -274,8 +279,8 @@ def done(jobs: Sequence[Job], workers: Executor, progress: Progress = silent) ->
     bytes."""
     if not jobs:
         return []
-    hosts = list(_counted(jobs, workers.map(do, _known(jobs)), "computing", progress))
-    finished = _known(jobs)
+    hosts = list(_counted(jobs, workers.map(do, known(jobs)), "computing", progress))
+    finished = known(jobs)
     for job, by in zip(finished, hosts, strict=True):
         if not job.known:
             raise SurgeryError(

@@ -124,6 +124,12 @@ def write(
     each(disk.fsync_directory, sorted(folders), jobs)
 
 
+def jobs(root: Path, plan: Plan) -> list[job_list.Job]:
+    """What workers have to do of a plan, the same list in each process that makes the same plan."""
+    staged = [item._replace(content=job_list.copied(item.content)) for item in _staged(plan.edits)]
+    return job_list.of(root, root / record_file(plan.id), _places(root, staged))
+
+
 def remove(root: Path, files: Sequence[str], directories: Sequence[str]) -> None:
     """Remove these files, then those of the directories that are empty. At the end it is durable
     that they are gone, whoever removed them."""
@@ -226,12 +232,7 @@ def _write_on(
 ) -> None:
     """The same by jobs of `workers`, as far as those of an attempt that is `resumed` are not
     done."""
-    staged = [
-        item._replace(content=job_list.copied(item.content))
-        if isinstance(item.content, Content)
-        else item
-        for item in staged
-    ]
+    staged = [item._replace(content=job_list.copied(item.content)) for item in staged]
     places = _places(root, staged)
     todo = job_list.of(root, root / record, places)
     kept: set[Path] = set()

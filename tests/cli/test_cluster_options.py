@@ -67,6 +67,54 @@ def test_a_surgery_with_records_in_threads_is_the_usual_one(trained: Trained) ->
     assert surgeon("scale", "weight", "--by", "0.5", *words[3:], root, "--resume")[0] == 0
 
 
+def ranks(of: int, *words: object) -> list[tuple[int, str, str]]:
+    """What each task of an srun ends with."""
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(of)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ckptsurgeon", *map(str, words)],
+            env={
+                **os.environ, **slurm, "SLURM_PROCID": str(rank),
+                "SLURMD_NODENAME": f"n{rank}", "PYTHONPATH": str(REPO),
+            },
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(of)
+    ]  # fmt: skip
+    said = [process.communicate() for process in started]
+    return [(p.returncode, *each) for p, each in zip(started, said, strict=True)]
+
+
+def test_the_tasks_of_an_srun_share_a_surgery_and_the_last_one_answers(trained: Trained) -> None:
+    root = trained(zero=1, dtype="bf16", ranks=2)
+    other = Path(shutil.copytree(root, root.with_name("other")))
+    words = ("average", "6", "8", "--no-tb-note", "--yes", "-C")
+    assert surgeon(*words, other)[0] == 0
+    before = snapshot(root)
+    *helpers, last = ranks(3, *words, root, "--ranks-from-env", "--dry-run")
+    assert last[0] == 0 and "average steps 6, 8" in last[1]
+    assert [(code, said) for code, said, _ in helpers] == [(0, "")] * 2
+    assert snapshot(root) == before
+    *helpers, last = ranks(3, *words, root, "--ranks-from-env")
+    assert last[0] == 0 and "undo" in last[1], last
+    assert " worker" in last[2] and " on " in last[2] and " jobs" in last[2], last[2]
+    assert helpers == [(0, "", "")] * 2
+    assert differs(snapshot(root, own=True), snapshot(other, own=True), times=False) is None
+    for code, said, error in ranks(3, "average", "5", "8", "--yes", "-C", root, "--ranks-from-env"):
+        assert (code, said) == (2, "") and "step 5" in error
+    (root / "recipe.yaml").write_text("set: {weight_decay: 0.2}\ntensorboard: {note: false}\n")
+    done = ranks(2, "apply", root / "recipe.yaml", "--yes", "-C", root, "--ranks-from-env")
+    assert [code for code, *_ in done] == [0, 0], done
+
+
+def test_ranks_are_refused_elsewhere_and_beside_a_scheduler() -> None:
+    words = ("average", "6", "8", "--ranks-from-env")
+    code, _, error = surgeon(*words)
+    assert code == 2 and "--ranks-from-env is for the tasks of an srun" in error
+    code, _, error = surgeon(*words, "--on", "host:8786")
+    assert code == 2 and "--on and --ranks-from-env exclude each other" in error
+
+
 def test_the_slowest_node_is_named() -> None:
     tally = Tally(seconds=2.0)
     for name, seconds in (("n1", 1.0), ("n2", 3.0), ("n3", 1.0)):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,75 @@ def test_an_allocation_computes_and_reads(nodes: Cluster, trained: Trained, tmp_
     said = (tmp_path / "job.out").read_text()
     assert ended["JobState"] == "COMPLETED" and plain in said, said
     assert not [*tmp_path.glob("dask-*.json")]
+
+
+def shared(nodes: Cluster, folder: Path, root: Path, *more: str, end_all: int) -> str:
+    """The number of a job whose four tasks share a surgery without Dask."""
+    words = ["-m", "ckptsurgeon", *AVERAGE, "--yes", "-C", str(root), "--ranks-from-env", *more]
+    lines = ["ntasks=4", "nodes=2", "overcommit", f"output={folder}/job.out"]
+    script = folder / "ranks.sbatch"
+    script.write_text(
+        "\n".join(["#!/bin/bash", *(f"#SBATCH --{line}" for line in lines), ""])
+        + f"exec srun --kill-on-bad-exit={end_all} {shlex.join([sys.executable, *words])}\n"
+    )
+    return nodes.submit(script)
+
+
+def slow(nodes: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tasks have many jobs, take their time and say who works, in the folder that this is."""
+    jobs = folder / "jobs"
+    jobs.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import os\nif 'SLURM_PROCID' in os.environ:\n"
+        "    from ckptsurgeon.transaction import job_list as j, ranks\n"
+        "    j.BATCH, j.STRETCH, j.LONG = 1 << 15, 1 << 12, 1 << 12\n"
+        "    ranks.LOST_S = 5.0\n"
+        "    import tests.cluster.slow_writes\n"
+    )
+    path = os.pathsep.join([str(folder), nodes.environment["PYTHONPATH"]])
+    for name, text in (("PYTHONPATH", path), ("JOBS", str(jobs)), ("SECONDS", "0.1")):
+        monkeypatch.setitem(nodes.environment, name, text)
+    return jobs
+
+
+def until(found: Callable[[], object], said: Path) -> None:
+    for _ in range(2400):
+        if found():
+            return
+        time.sleep(0.05)
+    raise AssertionError(said.read_text() if said.exists() else "no job has begun")
+
+
+def rank_of(process: int) -> int:
+    words = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    return next(int(word[13:]) for word in words if word.startswith(b"SLURM_PROCID="))
+
+
+@pytest.mark.parametrize("end_all", [0, 1])
+def test_tasks_without_dask_share_a_surgery_and_one_of_them_is_killed(
+    cluster: Cluster, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    end_all: int,
+) -> None:  # fmt: skip
+    """srun ends all of them with it, and what is left is gone on with; or the last one does the
+    jobs of that one."""
+    root, said = trained(zero=1, dtype="bf16"), tmp_path / "job.out"
+    before, wanted = snapshot(root), snapshot(alone(root), own=True)
+    jobs = slow(cluster, tmp_path, monkeypatch)
+    job = shared(cluster, tmp_path, root, end_all=end_all)
+    until(lambda: len([*jobs.iterdir()]) == 4, said)
+    victim = next(int(each.name) for each in jobs.iterdir() if rank_of(int(each.name)) == 1)
+    os.kill(victim, signal.SIGKILL)
+    assert cluster.ends(job)["JobState"] == "FAILED", "as one of its tasks"
+    if end_all:
+        assert Run.open(root).committed() is False, said.read_text()
+        other = Path(shutil.copytree(root, root.with_name("other")))
+        surgeon("recover", "-C", other, cwd=tmp_path)
+        assert differs(snapshot(other, own=True), before, times=True) is None
+        again = cluster.ends(shared(cluster, tmp_path, root, "--resume", end_all=1))
+        assert again["JobState"] == "COMPLETED", said.read_text()
+    assert differs(snapshot(root, own=True), wanted, times=False) is None
+    assert re.search(r"\d workers on 2 nodes · \d+ jobs · .*slowest ", said.read_text())
+    assert surgery.plan_undo(Run.open(root)).edits
 
 
 def test_a_refusal_ends_all_tasks(nodes: Cluster, trained: Trained, tmp_path: Path) -> None:
