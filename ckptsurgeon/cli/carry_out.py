@@ -178,7 +178,7 @@ def carry_out(
         _confirm(plan, common)
         with (
             report.Progress(sys.stderr, quiet=common.quiet) as progress,
-            computed.writers(common.jobs, [run.root], quiet=common.quiet) as who,
+            computed.writers(common.jobs, [run.root], progress) as who,
         ):
             try:
                 receipt = apply(run, plan, jobs=common.jobs, workers=who, progress=progress)

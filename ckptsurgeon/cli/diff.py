@@ -104,7 +104,7 @@ def diff(
     with report.Progress(sys.stderr, quiet=quiet) as progress:
         if receipt is not None:
             run = common.open_run()
-            with cluster.workers(jobs, [run.root], quiet=quiet) as readers:
+            with cluster.workers(jobs, [run.root], progress) as readers:
                 found = of_receipt(run, receipt, tensors=tensors, jobs=readers, progress=progress)
         else:
             assert a is not None and b is not None
@@ -116,7 +116,7 @@ def diff(
                 error.hints = tuple(hint for hint in error.hints if not _same(hint, a, b))
                 raise
             roots = [side.run.root for side in sides]
-            with cluster.workers(jobs, roots, quiet=quiet) as readers:
+            with cluster.workers(jobs, roots, progress) as readers:
                 found = compare(*sides, tensors=tensors, jobs=readers, progress=progress)
     common.answer(lambda: report.diff(found, common.style), lambda: report.diff_json(found))
     if not found.same:

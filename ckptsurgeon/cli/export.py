@@ -50,7 +50,7 @@ def export(
         quiet = common.quiet or common.as_json
         with (
             report.Progress(sys.stderr, quiet=quiet) as progress,
-            cluster.workers(1, folders, quiet=quiet) as who,
+            cluster.workers(1, folders, progress) as who,
         ):
             done = export.export(
                 run,

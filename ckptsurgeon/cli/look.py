@@ -187,7 +187,7 @@ def verify(
     quiet = common.quiet or common.as_json or (level < 3 and against is None)
     with (
         report.Progress(sys.stderr, quiet=quiet) as progress,
-        cluster.workers(jobs, [run.root], quiet=quiet) as readers,
+        cluster.workers(jobs, [run.root], progress) as readers,
     ):
         result = look.verify(
             run, step, level=level, against=against, jobs=readers, progress=progress
@@ -253,7 +253,7 @@ def doctor(
         quiet = common.quiet or common.as_json
         with report.Progress(sys.stderr, quiet=quiet) as progress:
             try:
-                with cluster.workers(jobs, [run.root], quiet=quiet) as readers:
+                with cluster.workers(jobs, [run.root], progress) as readers:
                     seen = examine(run, against=against, jobs=readers, progress=progress)
                 diagnoses += [Finding(fact, check) for fact in seen.facts]
             except UsageError:

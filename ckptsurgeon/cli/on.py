@@ -3,38 +3,25 @@
 
 from __future__ import annotations
 
-import re
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptsurgeon.cli.in_slurm import SLURM, join, ranks, script
-from ckptsurgeon.cli.tally import Done, Measured, Tally
-from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.hints import Hint, again, shell
-from ckptsurgeon.report.terminal import unchecked
-from ckptsurgeon.version import VERSION
+from ckptsurgeon.cli.tally import Done, Tally
+from ckptsurgeon.errors import UsageError
+from ckptsurgeon.hints import again
 
 if TYPE_CHECKING:
+    from ckptsurgeon.report.progress import Progress
     from ckptsurgeon.transaction.ranks import Ranks
     from ckptsurgeon.workers import Workers
-
-T = TypeVar("T")
-ANSWER_S = 20
-"""Seconds in which the scheduler and a first worker must answer."""
-LOST_S = 30
-"""Seconds without any worker after which a pass fails."""
-ADDRESS = re.compile(r"([a-z]+://)?[^/\s]+:\d+")
-RETRIES = 3
-"""How often a job is done anew whose worker is lost, as in Dask's own `allowed-failures`."""
 
 
 def _joined(ctx: typer.Context, on: str | None) -> str | None:
@@ -80,21 +67,22 @@ class Cluster:
 
     @contextmanager
     def workers(
-        self, jobs: int | None, folders: Sequence[Path], *, quiet: bool = False
+        self, jobs: int | None, folders: Sequence[Path], progress: Progress | None = None
     ) -> Iterator[Workers]:
         """`jobs` threads of this process, or as many as the file system bears, or the workers of
         the cluster. Raises UsageError where none answers, where one has another version of this
         package or sees other `folders`; a pass raises SurgeryError where workers are lost again and
-        again. What they did is said on stderr, unless `quiet`."""
+        again. What they do is part of the `progress`, and what they did its last line."""
         from ckptsurgeon.disk import mount
 
         if self.on is None:
             yield jobs or mount.threads(folders[0])
             return
-        with _cluster(self.on, folders) as cluster:
+        from ckptsurgeon.cli.dask_workers import connected
+
+        with connected(self.on, folders) as cluster:
+            _shown(cluster.tally, progress)
             yield cluster
-            if not quiet and cluster.tally.jobs:
-                print(f"  {cluster.tally}", file=unchecked(sys.stderr))
 
 
 @dataclass(frozen=True)
@@ -107,7 +95,6 @@ class Computed(Cluster):
             "--resume", help="Note what is computed; go on from there where it was killed."
         ),
     ] = False
-
     from_env: Annotated[
         bool,
         typer.Option(
@@ -131,23 +118,24 @@ class Computed(Cluster):
 
     @contextmanager
     def writers(
-        self, jobs: int | None, folders: Sequence[Path], *, quiet: bool = False
+        self, jobs: int | None, folders: Sequence[Path], progress: Progress | None = None
     ) -> Iterator[Executor | None]:
         """The same for what leaves records; None where it is the threads of this process, which
         leave none."""
         if self.from_env:
             tally, began = Tally(), time.monotonic()
-            yield ranks(
-                lambda host, rank, took, size: tally.add(Done(host, str(rank), took, size, None))
-            )
-            tally.seconds = time.monotonic() - began
-            if not quiet and tally.jobs:
-                print(f"  {tally}", file=unchecked(sys.stderr))
+            _shown(tally, progress)
+
+            def told(host: str, rank: int, took: float, size: int) -> None:
+                tally.add(Done(host, str(rank), took, size, None))
+                tally.seconds = time.monotonic() - began
+
+            yield ranks(told)
             return
         if self.on is None and not self.resume:
             yield None
             return
-        with self.workers(jobs, folders, quiet=quiet) as who:
+        with self.workers(jobs, folders, progress) as who:
             if isinstance(who, Executor):
                 yield who
             else:
@@ -155,120 +143,6 @@ class Computed(Cluster):
                     yield pool
 
 
-@contextmanager
-def _cluster(on: str, folders: Sequence[Path]) -> Iterator[_Executor]:
-    try:
-        from distributed import Client
-    except ImportError:
-        raise UsageError(
-            "--on needs Dask, which is not installed",
-            next=shell(["pip", "install", "ckptsurgeon[cluster]"]),
-        ) from None
-    given = {"scheduler_file": on} if Path(on).is_file() else {"address": on}
-    if "address" in given and not ADDRESS.fullmatch(on):
-        raise UsageError(f"--on {on} is no file, and no address", next=_without(on))
-    try:
-        client = Client(**given, timeout=ANSWER_S, set_as_default=False)
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"no Dask scheduler answers at {on}: {error}", next=_without(on)) from None
-    with client:
-        _refuse_unlike(client, on, folders)
-        ended, lost = threading.Event(), threading.Event()
-        watch = threading.Thread(target=_watch, args=(client, ended, lost), daemon=True)
-        watch.start()
-        try:
-            yield _Executor(client, on, lost)
-        finally:
-            ended.set()
-            watch.join()
-
-
-class _Executor(Executor):
-    """The workers of a Dask cluster. A job whose worker is lost is done again by another one."""
-
-    def __init__(self, client: Any, on: str, lost: threading.Event) -> None:
-        # Not pure: Dask would take what a job gave before for what it gives now.
-        self._executor = client.get_executor(retries=RETRIES, pure=False)
-        self._on, self._lost = on, lost
-        self.tally = Tally()
-
-    def map(
-        self,
-        fn: Callable[..., T],
-        *iterables: Iterable[Any],
-        timeout: float | None = None,
-        chunksize: int = 1,
-    ) -> Iterator[T]:
-        """What the function gives for each job, in their order. Raises SurgeryError where the
-        workers are lost."""
-        from distributed import KilledWorker
-        from distributed.comm import CommClosedError
-
-        began = time.monotonic()
-        try:
-            for done in self._executor.map(Measured(fn, VERSION), *iterables, timeout=timeout):
-                self.tally.add(done)
-                yield done.result
-        except ImportError as error:  # a worker that came later, of a version without these modules
-            raise SurgeryError(
-                f"a worker of {self._on} has another version of ckptsurgeon than {VERSION}, or "
-                f"lacks what it needs: {error}",
-                next=shell(["pip", "install", f"ckptsurgeon=={VERSION}"], why="on its host"),
-            ) from None
-        except Exception as error:
-            if not self._lost.is_set() and not isinstance(error, (KilledWorker, CommClosedError)):
-                raise
-            raise SurgeryError(
-                f"the workers of {self._on} are lost", next=(again(), _without(self._on))
-            ) from None
-        finally:
-            self.tally.seconds += time.monotonic() - began
-
-
-def _watch(client: Any, ended: threading.Event, lost: threading.Event) -> None:
-    """Give up where no worker is left for LOST_S: Dask waits for others for ever."""
-    since = time.monotonic()
-    while not ended.wait(1):
-        if client.scheduler_info()["workers"]:
-            since = time.monotonic()
-        elif time.monotonic() - since > LOST_S:
-            lost.set()
-            client.close(timeout=1)
-            return
-
-
-def _without(on: str) -> Hint:
-    return again(without=["--on", on], why="with threads of this process")
-
-
-def _refuse_unlike(client: Any, on: str, folders: Sequence[Path]) -> None:
-    try:
-        client.wait_for_workers(1, timeout=ANSWER_S)
-    except TimeoutError:
-        raise UsageError(f"the Dask scheduler at {on} has no worker", next=_without(on)) from None
-    mine = [_seen(folder) for folder in folders]
-    found = client.run(_told, [str(folder.resolve()) for folder in folders], on_error="return")
-    for worker, told in sorted(found.items()):
-        if not isinstance(told, tuple) or told[0] != VERSION:
-            other = f"has {told[0]}" if isinstance(told, tuple) else f"can't tell: {told}"
-            raise UsageError(
-                f"the worker {worker} {other}; ckptsurgeon is {VERSION} here",
-                next=shell(["pip", "install", f"ckptsurgeon=={VERSION}"], why="on its host"),
-            )
-        for folder, here, there in zip(folders, mine, told[1], strict=True):
-            if here != there:
-                raise UsageError(
-                    f"the worker {worker} does not see {folder} as it is here", next=_without(on)
-                )
-
-
-def _told(folders: Sequence[str]) -> tuple[str, list[list[str]]]:
-    """Asked on each worker."""
-    return VERSION, [_seen(Path(folder)) for folder in folders]
-
-
-def _seen(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError as error:
-        return [type(error).__name__]
+def _shown(tally: Tally, progress: Progress | None) -> None:
+    if progress is not None:
+        progress.by, progress.last = tally.who, tally.told

@@ -80,11 +80,20 @@ class Tally:
         """How many were done."""
         return sum(node.jobs for node in self.nodes.values())
 
+    def who(self) -> str:
+        """How many workers have done a job; empty before the first has."""
+        if not self.workers:
+            return ""
+        return f"{_count(len(self.workers), 'worker')} on {_count(len(self.nodes), 'node')}"
+
+    def told(self) -> str:
+        """The same as its text; empty before a job is done."""
+        return str(self) if self.workers else ""
+
     def __str__(self) -> str:
         """One line: who did how much, how fast, and the node whose workers took longest for it."""
         total = sum(node.size for node in self.nodes.values())
-        parts = [f"{_count(len(self.workers), 'worker')} on {_count(len(self.nodes), 'node')}"]
-        parts += [_count(self.jobs, "job")]
+        parts = [self.who(), _count(self.jobs, "job")]
         if total and self.seconds:
             parts += [f"{size(total)}, {size(int(total / self.seconds))}/s"]
         if len(self.nodes) > 1:

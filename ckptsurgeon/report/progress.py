@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
@@ -29,6 +30,10 @@ class Progress:
         self.bar = stream.isatty()
         self.phase = ""
         self.started = 0.0
+        self.by: Callable[[], str] = str
+        """Who does it, where that is not this process alone."""
+        self.last: Callable[[], str] = str
+        """The last line, if there is one."""
 
     def __enter__(self) -> Progress:
         return self
@@ -41,6 +46,8 @@ class Progress:
     ) -> None:
         if error is None:
             self._finish()
+            if (last := self.last()) and not self.quiet:
+                self._write(f"  {last}\n")
         elif self.bar and not self.quiet:
             self._write("\r\033[K")
 
@@ -55,10 +62,11 @@ class Progress:
             self._write(f"\r  {phase:<11} {'#' * full:.<{BAR}} {self._far(done, total)}\033[K")
 
     def _far(self, done: int, total: int) -> str:
+        who = f", {self.by()}" if self.by() else ""
         if self.phase not in IN_BYTES:
-            return f"{done}/{total}"
+            return f"{done}/{total}{who}"
         rate = done / max(time.monotonic() - self.started, 1e-3)
-        return f"{size(done)} of {size(total)}, {size(rate)}/s"
+        return f"{size(done)} of {size(total)}, {size(rate)}/s{who}"
 
     def _finish(self) -> None:
         took = time.monotonic() - self.started

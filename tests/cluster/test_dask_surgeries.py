@@ -8,10 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,12 @@ from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.transaction import job_list
 from tests.conftest import Trained
-from tests.support.dask_workers import Dask, path, surgeon
+from tests.support.dask_workers import Dask, Slow, meanwhile, path, surgeon
 from tests.support.launch import REPO
 from tests.support.new_numbers import cases
 from tests.support.snapshot import Snapshot, differs, exact_snapshot, snapshot
 
 pytestmark = pytest.mark.cluster
-SLOW = REPO / "tests/cluster/slow_writes.py"
 NAME = ".*query_key_value.weight"
 Recipe = dict[str, Any]
 AVERAGE: Recipe = {"average": {"steps": ["6", "8"]}}
@@ -143,40 +140,6 @@ def test_an_export_by_workers_is_that_of_one_process(
 
 
 # --- deaths --------------------------------------------------------------------------------------
-
-
-class Slow:
-    """Workers that take their time, and say which of them work."""
-
-    def __init__(self, dask: Dask, folder: Path, seconds: float) -> None:
-        self.dask, self.folder, self.seconds = dask, folder, seconds
-        folder.mkdir()
-
-    def add(self, *more: object, **environment: str) -> None:
-        given = {"JOBS": str(self.folder), "SECONDS": str(self.seconds), **environment}
-        self.dask.add("--preload", SLOW, *more, **given)
-
-    def busy(self) -> list[int]:
-        """The processes that have begun a job."""
-        return [int(name.name) for name in self.folder.iterdir()]
-
-    def wait(self) -> None:
-        """Until one is at work."""
-        for _ in range(1200):
-            if self.busy():
-                return
-            time.sleep(0.05)
-        raise AssertionError("no worker is at work")
-
-
-@contextmanager
-def meanwhile(act: Callable[[], None]) -> Iterator[None]:
-    thread = threading.Thread(target=act)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
 
 
 def killed_in_each(dask: Dask, root: Path, folder: Path, times: int) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
 from ckptsurgeon import report
+from ckptsurgeon.cli.tally import Done, Tally
 
 
 class _Terminal(io.StringIO):
@@ -37,6 +39,27 @@ def test_progress_in_a_log_is_one_plain_line_a_phase() -> None:
         progress("editing", 0, 3)
         progress.started -= 60
     assert stream.getvalue() == "  staging     60.0 s\n  editing     60.0 s\n"
+
+
+@pytest.mark.parametrize("phase", ["computing", "reading"])
+def test_on_a_terminal_the_line_has_the_workers_and_the_last_one_the_slowest_node(
+    phase: str,
+) -> None:
+    stream, tally = _Terminal(), Tally(seconds=2.0)
+    with report.Progress(stream) as progress:
+        progress.by, progress.last = tally.who, tally.told
+        progress(phase, 0, 4 * 10**9)
+        progress.started -= 10
+        progress(phase, 0, 4 * 10**9)
+        assert "worker" not in stream.getvalue(), "none has done a job"
+        for name, seconds in (("n1", 1.0), ("n2", 4.0)):
+            tally.add(Done(name, f"tcp://{name}", seconds, 10**9, None))
+        progress(phase, 2 * 10**9, 4 * 10**9)
+    *_, line, ended, last, end = re.split(r"[\r\n]", stream.getvalue())
+    far = r"2.0 GB of 4.0 GB, [\d.]+ .B/s" if phase == "computing" else "2000000000/4000000000"
+    assert re.match(rf"  {phase:<11} #{{12}}\.{{12}} {far}, 2 workers on 2 nodes", line), line
+    assert phase in ended and end == ""
+    assert last == f"  {tally}" and last.endswith("slowest n2: 4.0 times as long for a byte")
 
 
 def test_a_phase_that_is_over_at_once_is_not_told() -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.launch import ON_CPU, REPO
+
+SLOW = REPO / "tests/cluster/slow_writes.py"
 
 
 class Dask:
@@ -47,6 +52,47 @@ class Dask:
         for process in reversed(self._started):
             process.kill()
             process.wait()
+
+
+class Slow:
+    """Workers that take their time, and say which of them work."""
+
+    def __init__(self, dask: Dask, folder: Path, seconds: float) -> None:
+        self.dask, self.folder, self.seconds = dask, folder, seconds
+        folder.mkdir()
+
+    def add(self, *more: object, **environment: str) -> None:
+        given = {"JOBS": str(self.folder), "SECONDS": str(self.seconds), **environment}
+        self.dask.add("--preload", SLOW, *more, **given)
+
+    def busy(self) -> list[int]:
+        """The processes that have begun a job."""
+        return [int(name.name) for name in self.folder.iterdir()]
+
+    def wait(self) -> None:
+        """Until one is at work."""
+        self._until(self.busy)
+
+    def wait_for(self, worker: int) -> None:
+        """Until this one is."""
+        self._until(lambda: worker in self.busy())
+
+    def _until(self, found: Callable[[], object]) -> None:
+        for _ in range(1200):
+            if found():
+                return
+            time.sleep(0.05)
+        raise AssertionError("no worker is at work")
+
+
+@contextmanager
+def meanwhile(act: Callable[[], None]) -> Iterator[None]:
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _limited(size: int) -> list[str]:
