@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -119,6 +119,23 @@ def _expanded(match: re.Match[str], new: str) -> str:
             f"{new!r} can't be the new name of what {match.re.pattern!r} matches: {error}",
             next=f"groups in the pattern: {match.re.groups}; \\1 is the first, and \\\\ is one \\",
         ) from None
+
+
+def each(
+    names: Iterable[str], name: Callable[[str], str], where: object, allow_merge: bool
+) -> dict[str, str]:
+    """Old → new name of all that one log has. Raises UsageError where one would be empty, or two
+    would become one and may not."""
+    new = {old: name(old) for old in names}
+    sources: dict[str, str] = {}
+    for old, to in new.items():
+        if not to:
+            raise UsageError(
+                f"{where}: the new name of {old!r} would be empty", next="give it a name"
+            )
+        if sources.setdefault(to, old) != old and not allow_merge:
+            raise two_into_one(f"{where}: {sources[to]!r} and {old!r} would both be {to!r}")
+    return new
 
 
 def two_into_one(what: str) -> UsageError:

@@ -9,11 +9,13 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from ckptsurgeon.logs import signals, trail
-from ckptsurgeon.logs.databases.database import MOST, Database, End, Parted, TrackedRun
-from ckptsurgeon.logs.databases.points import Points
+from ckptsurgeon.logs import metrics
+from ckptsurgeon.logs.databases.database import MOST, Database, End, Parted
 from ckptsurgeon.logs.databases.reading import columns
 from ckptsurgeon.logs.marks import Marks
+from ckptsurgeon.logs.metrics import SYSTEM
+from ckptsurgeon.logs.points import Points
+from ckptsurgeon.logs.tracked import TrackedRun
 from ckptsurgeon.plans.queries import Statement
 
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 
 TABLES = ("runs", "metrics", "latest_metrics", "tags", "params")
 """What a database of MLflow has, among others."""
-SYSTEM = "system/"
-"""How the names begin that MLflow's own monitor logs: their steps count its samples."""
 CUT = "ckptsurgeon.cut_from"
 """The tag of a run that a surgery made; its value is the run that it was cut from."""
 NAME = "mlflow.runName"
@@ -86,13 +86,11 @@ class MLflow(Database):
             (run.id, MOST),
         ).fetchall()
         points = Points.read(sorted(rows))
-        steps: list[int] = points.steps[_clock(points)].tolist()
+        steps: list[int] = points.steps[metrics.clock(points)].tolist()
         return steps
 
     def leading_to(self, points: Points, marks: Marks, what: str) -> NDArray[np.bool_]:
-        clock = _clock(points)
-        others = _counting_alike(points, clock)
-        return trail.beside_clock(points.steps, points.walls, clock, others, marks, what)
+        return metrics.leading_to(points, marks, what)
 
     def parted(self, database: sqlite3.Connection, parted: Parted) -> Iterator[Statement]:
         old, new = parted.run.id, parted.id
@@ -243,45 +241,3 @@ def _copied(database: sqlite3.Connection, parted: Parted) -> Iterator[Statement]
         "run_uuid = ?",
         (parted.id, parted.run.id),
     )
-
-
-def _clock(points: Points) -> NDArray[np.bool_]:
-    """The points of what is logged in order of the steps: the loss, else what has most points."""
-    import numpy as np
-
-    counts = np.bincount(points.of, minlength=len(points.names))
-    known = {
-        name: int(count)
-        for name, count in zip(points.names, counts, strict=True)
-        if not name.startswith(SYSTEM)
-    }
-    losses = signals.commonest(known, {}).get(signals.LOSS, [])
-    name = losses[0] if losses else max(known, key=lambda name: known[name], default="")
-    return np.asarray([each == name for each in points.names], bool)[points.of]
-
-
-def _counting_alike(points: Points, clock: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The points of names that count the steps of the clock: most of them are at its own step, or
-    not so late that it is twice as far. Others count epochs or samples, or have no step."""
-    import numpy as np
-
-    at = np.flatnonzero(clock)
-    if not len(at):
-        return np.zeros(len(clock), bool)
-    steps = points.steps[at]
-    jumps = np.diff(steps)
-    each = int(np.median(jumps[jumps > 0])) if (jumps > 0).any() else 1
-    near = np.zeros(len(points.names), np.int64)
-    for start in range(0, len(clock), trail.BLOCK):
-        here = slice(start, min(start + trail.BLOCK, len(clock)))
-        before = np.searchsorted(at, np.arange(here.start, here.stop), "right") - 1
-        last = steps[np.maximum(before, 0)]
-        next = steps[np.minimum(before + 1, len(at) - 1)]
-        low, high = np.minimum(last, next) - each, np.maximum(last, next) + each
-        own = points.steps[here]
-        close = points.of[here][(own * 2 >= low) & (own <= high)]
-        near += np.bincount(close, minlength=len(near))
-    alike = near * 2 > np.bincount(points.of, minlength=len(near))
-    alike &= np.asarray([not name.startswith(SYSTEM) for name in points.names], bool)
-    flags: NDArray[np.bool_] = alike[points.of]
-    return flags

@@ -15,10 +15,11 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, ClassVar
 
 from ckptsurgeon.logs import signals, trail
-from ckptsurgeon.logs.databases.database import MOST, Database, End, Parted, TrackedRun
-from ckptsurgeon.logs.databases.points import Points
+from ckptsurgeon.logs.databases.database import MOST, Database, End, Parted
 from ckptsurgeon.logs.databases.reading import columns
 from ckptsurgeon.logs.marks import Marks
+from ckptsurgeon.logs.points import Points
+from ckptsurgeon.logs.tracked import TrackedRun
 from ckptsurgeon.plans.queries import Statement
 
 if TYPE_CHECKING:

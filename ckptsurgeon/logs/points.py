@@ -1,4 +1,4 @@
-"""The points of one run in a database, in columns."""
+"""The points of one run of a tracker, in columns."""
 
 from __future__ import annotations
 
