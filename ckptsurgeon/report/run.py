@@ -179,9 +179,11 @@ def schedule(state: State) -> str:
 
 
 def _events(run: Run) -> list[Row]:
+    from ckptsurgeon.logs.event_folder import EventFolder
+
     rows = []
     for source in run.log_sources():
-        events = source.path.is_dir()
+        events = isinstance(source, EventFolder)
         files = sum(1 for _ in source.path.glob(f"*{EVENTS}*")) if events else 0
         for stream in source.streams():
             notes = [count(files, "file")] if events else []

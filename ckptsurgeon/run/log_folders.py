@@ -16,7 +16,17 @@ from ckptsurgeon.plans.edits import Move, relative
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import receipts
-from ckptsurgeon.transaction.home import EVENTS, HOME, NOTE, ROWS, is_database, is_log, is_wandb
+from ckptsurgeon.transaction.home import (
+    EVENTS,
+    HOME,
+    NOTE,
+    ROWS,
+    is_database,
+    is_log,
+    is_stored,
+    is_stored_run,
+    is_wandb,
+)
 
 ABOVE = 2
 """So far above the run a log folder may be that holds it: further up are the logs of others."""
@@ -28,12 +38,20 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class LogFiles:
     """Folders with event files; tables and JSON lines; files of runs of W&B; databases of
-    trackers."""
+    trackers; folders of runs in MLflow's file store."""
 
     folders: list[Path]
     rows: list[Path]
     wandb: list[Path]
     databases: list[Path]
+    stored: list[Path]
+
+    def others(self) -> list[Path]:
+        """All but event files."""
+        from ckptsurgeon.logs.mlruns.run_folder import RunFolder
+
+        stored = (path for folder in self.stored for path in RunFolder(folder).texts())
+        return [*self.rows, *self.wandb, *self.databases, *stored]
 
 
 @dataclass(frozen=True)
@@ -83,6 +101,7 @@ class LogFolders:
         """Each of them, as what cuts, renames and notes."""
         from ckptsurgeon.logs.databases import found
         from ckptsurgeon.logs.event_folder import EventFolder
+        from ckptsurgeon.logs.mlruns import store
         from ckptsurgeon.logs.row_file import RowFile
         from ckptsurgeon.logs.wandb import offline_run
 
@@ -91,7 +110,8 @@ class LogFolders:
         tables = (RowFile(path, self.root) for path in files.rows)
         runs = offline_run.found(files.wandb, self.root)
         databases = found.found(files.databases, self.root, self.tracker_runs())
-        return [*events, *tables, *runs, *databases]
+        stores = store.found(files.stored, self.root, self.tracker_runs())
+        return [*events, *tables, *runs, *databases, *stores]
 
     def tracker_runs(self) -> list[str]:
         """The runs in databases of trackers that the settings name."""
@@ -104,7 +124,8 @@ class LogFolders:
         rows: list[Path] = []
         runs: list[Path] = []
         databases: list[Path] = []
-        for here, _, files in self._walk():
+        stored: list[Path] = []
+        for here, inner, files in self._walk():
             if here in branches:
                 continue
             if any(EVENTS in name for name in files):
@@ -113,8 +134,10 @@ class LogFolders:
             if here.name.startswith(("offline-run-", "run-")):
                 runs += [here / name for name in sorted(filter(is_wandb, files))]
             databases += [here / name for name in sorted(filter(is_database, files))]
+            if is_stored_run(here, inner, files):
+                stored.append(here)
         trackers = _trackers(_own(databases))
-        return LogFiles(list(dict.fromkeys(folders)), _own(rows), _own(runs), trackers)
+        return LogFiles(list(dict.fromkeys(folders)), _own(rows), _own(runs), trackers, stored)
 
     def folders(self) -> list[Path]:
         """Folders with event files."""
@@ -138,13 +161,12 @@ class LogFolders:
 
     def others(self) -> list[Path]:
         """All logs that are no event files."""
-        files = self.by_kind()
-        return [*files.rows, *files.wandb, *files.databases]
+        return self.by_kind().others()
 
     def all(self) -> list[Path]:
         """All logs, notes about surgeries among them."""
         files = self.by_kind()
-        return [*_events(files.folders), *files.rows, *files.wandb, *files.databases]
+        return [*_events(files.folders), *files.others()]
 
     def _without_notes(self, files: Iterable[Path]) -> list[str]:
         return [relative(file, self.root) for file in files if not file.name.endswith(NOTE)]
@@ -203,6 +225,8 @@ class LogFolders:
         aside, the run writes its logs: a cut file may get another name there."""
         made, written = set(), set()
         for edit in receipt.inverse:
+            if isinstance(edit, Move) and is_stored(edit.src):  # a run like others, by its tag
+                continue
             if isinstance(edit, Move) and is_log(edit.src) and not edit.src.endswith(NOTE):
                 made.add(edit.src)
             elif is_log(file := edit.dst if isinstance(edit, Move) else edit.file):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 HOME = ".ckptsurgeon"
@@ -17,6 +19,13 @@ ROWS = ("metrics.csv", "metrics.jsonl", "trainer_log.jsonl")
 """Logs that are known by name alone: of Lightning, of many trainers, of LLaMA-Factory."""
 NOTE = ".ckptsurgeon"
 """How the name of the event file ends that holds a note."""
+CUT_FROM = "cut-from.txt"
+"""The artifact of a run of MLflow that a surgery made in its file store."""
+STORED = re.compile(
+    r"(?:^|/)(?:m-)?[0-9a-f]{32}/"
+    rf"(?:meta\.yaml|(?:metrics|params|tags|outputs)/.+|artifacts/{re.escape(CUT_FROM)})"
+)
+"""The end of the path of a file that MLflow's file store has of a run, or of a model."""
 KEPT_EVENTS = "tf-events"
 """What it has in it in an attic instead: TensorBoard would load the file."""
 
@@ -29,7 +38,20 @@ def has_receipts(folder: Path) -> bool:
 def is_log(name: str) -> bool:
     """Whether a file of this name, or path, is a log that a surgery may edit."""
     last = name.rpartition("/")[2]
-    return EVENTS in last or last in ROWS or is_wandb(last) or is_database(last)
+    by_name = EVENTS in last or last in ROWS or is_wandb(last) or is_database(last)
+    return by_name or is_stored(name)
+
+
+def is_stored(path: str) -> bool:
+    """Whether a file with this path is of a run in MLflow's file store, and no artifact."""
+    return STORED.search(path) is not None
+
+
+def is_stored_run(folder: Path, inner: Sequence[str], files: Sequence[str]) -> bool:
+    """Whether a folder with these folders and files is one of its runs, and not in its trash."""
+    named = re.fullmatch(r"[0-9a-f]{32}", folder.name) is not None
+    whole = "meta.yaml" in files and "metrics" in inner and "params" in inner
+    return named and whole and folder.parent.parent.name != ".trash"
 
 
 def is_wandb(name: str) -> bool:

@@ -1,0 +1,1 @@
+"""MLflow's files: a folder for each run, a file for each metric."""
