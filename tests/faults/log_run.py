@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.faults.surgeries import scenarios
 from tests.faults.world import Scenario
 from tests.support.event_logs import write_log
+from tests.support.mlruns import log_to_mlruns, mlruns_curves
 from tests.support.tiny_run import make_run
 from tests.support.tracker_databases import (
     log_to_mlflow,
@@ -35,6 +36,7 @@ def make(root: Path) -> Path:
     points = [(step, {"loss": 2.0}) for step in range(1, STEPS + 1)]
     log_to_mlflow(root / "mlflow.db", points)
     log_to_trackio(root / "p.db", points)
+    log_to_mlruns(root / "mlruns", points)
     for path in root.rglob("*"):
         os.utime(path, ns=(TIME, TIME))
     return root
@@ -52,8 +54,9 @@ def read(world: Path) -> str | None:
     steps = [json.loads(row)["step"] for row in (root / "metrics.jsonl").read_text().splitlines()]
     (run,) = root.glob("wandb/offline-run-*-abc/*.wandb")
     points = [item for item in unframed(run.read_bytes()) if item[0] == 2 << 3 | 2]
-    both = (mlflow_curves(root / "mlflow.db"), trackio_curves(root / "p.db"))
-    tracked = [len(curves["train"]) for curves in both]
+    databases = (mlflow_curves(root / "mlflow.db"), trackio_curves(root / "p.db"))
+    stores = (*databases, mlruns_curves(root / "mlruns"))
+    tracked = [len(curves["train"]) for curves in stores]
     for rows in (len(table), len(steps), len(points), *tracked):
         if rows not in (BACK, STEPS):
             return f"{rows} rows"

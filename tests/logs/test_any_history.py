@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.recipe.file import from_data
 from tests.support.event_logs import write_log
+from tests.support.mlruns import log_to_mlruns, mlruns_curves
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import make_run
 from tests.support.tracker_databases import (
@@ -59,6 +60,7 @@ class Training:
         values = [(step, {"loss": loss}) for step, loss in points]
         log_to_mlflow(self.root / "mlflow.db", values, time=time)
         log_to_trackio(self.root / "p.db", values, time=time)
+        log_to_mlruns(self.root / "mlruns", values, time=time)
         rows = "".join(f"{step},{loss},{time + i}\n" for i, (step, loss) in enumerate(points))
         head = "" if (self.root / "metrics.csv").exists() else "step,loss,timestamp\n"
         with (self.root / "metrics.csv").open("a") as file:
@@ -134,6 +136,7 @@ def _events(root: Path) -> Curve:
 
 LOGS: dict[str, Callable[[Path], Curve]] = {
     "MLflow": lambda root: mlflow_curves(root / "mlflow.db")["train"],
+    "MLflow's files": lambda root: mlruns_curves(root / "mlruns")["train"],
     "Trackio": lambda root: trackio_curves(root / "p.db")["train"],
     "table": _table,
     "JSON lines": _lines,

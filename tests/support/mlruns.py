@@ -3,6 +3,7 @@ as a training logs it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -52,10 +53,13 @@ def log_to_mlruns(
 
 
 def mlruns_curves(path: Path, key: str = "loss") -> dict[str, list[tuple[int, float]]]:
-    """Name of each run → steps and values of one metric, in the order of the lines."""
+    """Name of each run that MLflow lists → steps and values of one metric, in the order of the
+    lines."""
     curves: dict[str, list[tuple[int, float]]] = {}
-    for file in path.glob(f"*/*/metrics/{key}"):
-        name = (file.parents[len(Path(key).parts)] / "tags/mlflow.runName").read_text()
-        rows = (line.split() for line in file.read_text().splitlines())
-        curves[name] = [(int(step), float(value)) for _, value, step in rows]
+    for meta in path.glob("*/*/meta.yaml"):
+        file = meta.parent / "metrics" / key
+        if file.exists():
+            name = re.findall("(?m)^run_name: (.+)$", meta.read_text())[0]
+            rows = (line.split() for line in file.read_text().splitlines())
+            curves[name] = [(int(step), float(value)) for _, value, step in rows]
     return curves

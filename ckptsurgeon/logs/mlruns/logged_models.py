@@ -111,7 +111,9 @@ def _outputs(parted: Parted) -> Iterator[AnyChange]:
         step = found.get("step") if isinstance(found, dict) else None
         if not isinstance(step, int) or step <= parted.cut.marks.iteration:
             continue
-        yield Aside(parted.file(path), LOGS)
+        yield Aside(
+            parted.file(path.parent), LOGS
+        )  # MLflow reads no run with an empty folder there
         if parted.keep:
             new = parted.new / path.relative_to(parted.folder.path)
             whole = Content((Span(parted.file(path), 0, path.stat().st_size),))

@@ -108,7 +108,7 @@ def _branch(parted: Parted) -> Iterator[AnyChange]:
     own |= {"artifact_uri": uri.replace(folder.id, parted.id)} if isinstance(uri, str) else {}
     said = f"the points of {parted.run.name} ({folder.id}) that do not lead to step "
     said += f"{parted.cut.marks.iteration}\n"
-    texts = {META: _yaml({**meta, **own}), f"artifacts/{CUT_FROM}": Content((said.encode(),))}
+    texts = {f"artifacts/{CUT_FROM}": Content((said.encode(),))}
     texts[f"tags/{NAME}"] = Content((parted.name.encode(),))
     texts[f"tags/{CUT}"] = Content((folder.id.encode(),))
     params = folder.files("params")
@@ -119,6 +119,7 @@ def _branch(parted: Parted) -> Iterator[AnyChange]:
     for inner, path in copied.items():
         span = Span(parted.file(path), 0, path.stat().st_size)
         texts.setdefault(inner, Content((span,)))
+    texts[META] = _yaml({**meta, **own})  # last: without it MLflow sees no run
     for inner, content in texts.items():
         yield _new(parted, parted.new / inner, content)
 
