@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping
 from functools import partial
+from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.logs import curves, rows
 from ckptsurgeon.logs.curves import Branch, Curves
 from ckptsurgeon.logs.databases import found
+from ckptsurgeon.logs.mlruns.run_folder import RunFolder
 from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.logs.wandb import offline_run
 from ckptsurgeon.look.histories import histories
 from ckptsurgeon.run.attic import folders
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.home import ROWS, is_database, is_wandb
+from ckptsurgeon.transaction.home import ROWS, is_database, is_wandb, stored_run
 
 
 def own(
@@ -59,9 +61,14 @@ def kept_by(run: Run, id: str, after: int) -> Branch:
         *offline_run.found(offline, run.root),
         *found.found(databases, run.root, run.logs.tracker_runs()),
     ]
+    stored = dict.fromkeys(own for file in files if (own := stored_run(str(file))) is not None)
     histories = (partial(rows.of_history, path, {}) for path in tables)
     points = (partial(rows.of_points, own.path, own.points(), {}) for own in sources)
-    for read in (*histories, *points):
+    metrics = (
+        partial(rows.of_points, folder, RunFolder(folder).values(), {})
+        for folder in map(Path, stored)
+    )
+    for read in (*histories, *points, *metrics):
         with contextlib.suppress(UsageError):
             if LOSS in (branch := curves.after(read().kept, after)):
                 return branch

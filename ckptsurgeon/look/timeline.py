@@ -17,7 +17,7 @@ from ckptsurgeon.plans.edits import Move
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.attic import folders, pruned
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.home import EVENTS, KEPT_EVENTS, NOTE
+from ckptsurgeon.transaction.home import EVENTS, KEPT_EVENTS, NOTE, is_log
 from ckptsurgeon.transaction.receipts import standing
 
 SOUND, UNSOUND, INCOMPLETE, ATTIC, PRUNED = (
@@ -103,7 +103,8 @@ def _goes_back(receipt: Receipt) -> bool:
 
 def _moved(receipt: Receipt) -> list[int]:
     """The steps that a surgery moved to the attic: the number in the name of a file or folder."""
-    names = (Path(edit.dst).name for edit in receipt.inverse if isinstance(edit, Move))
+    moves = (edit for edit in receipt.inverse if isinstance(edit, Move))
+    names = (Path(edit.dst).name for edit in moves if not (is_log(edit.src) or is_log(edit.dst)))
     found = (_NUMBER.search(name) for name in names if "events" not in name)
     return [int(match[1]) for match in found if match]
 

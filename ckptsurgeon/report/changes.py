@@ -18,6 +18,7 @@ from ckptsurgeon.plans.edits import (
     Rewrite,
 )
 from ckptsurgeon.report.style import MANY, Row, arrow, clean, count, names, value
+from ckptsurgeon.transaction.home import stored_run
 
 
 def changes(
@@ -166,7 +167,8 @@ def _about(item: AnyChange, back: bool) -> tuple[str, str, str]:
     if isinstance(item, Rewrite) and item.new_file:
         if back:
             return ">", "", " to the attic"
-        return "+", f" in {clean(str(PurePosixPath(item.file).parent))}/", f": {clean(item.note)}"
+        folder = stored_run(item.file) or str(PurePosixPath(item.file).parent)
+        return "+", f" in {clean(folder)}/", f": {clean(item.note)}"
     if isinstance(item, Rewrite):
         return "~", "", " as before" if back else f": {clean(item.note)}"
     return ("<", "", " from the attic") if back else (">", "", " to the attic")

@@ -22,10 +22,10 @@ NOTE = ".ckptsurgeon"
 CUT_FROM = "cut-from.txt"
 """The artifact of a run of MLflow that a surgery made in its file store."""
 STORED = re.compile(
-    r"(?:^|/)(?:m-)?[0-9a-f]{32}/"
+    r"(?P<run>(?:.*?/)?(?:m-)?[0-9a-f]{32})/"
     rf"(?:meta\.yaml|(?:metrics|params|tags|outputs)/.+|artifacts/{re.escape(CUT_FROM)})"
 )
-"""The end of the path of a file that MLflow's file store has of a run, or of a model."""
+"""The path of a file that MLflow's file store has of a run, or of a model."""
 KEPT_EVENTS = "tf-events"
 """What it has in it in an attic instead: TensorBoard would load the file."""
 
@@ -44,7 +44,13 @@ def is_log(name: str) -> bool:
 
 def is_stored(path: str) -> bool:
     """Whether a file with this path is of a run in MLflow's file store, and no artifact."""
-    return STORED.search(path) is not None
+    return stored_run(path) is not None
+
+
+def stored_run(path: str) -> str | None:
+    """The folder of the run, or of the model, of such a file; of any other None."""
+    match = STORED.fullmatch(path)
+    return match["run"] if match else None
 
 
 def is_stored_run(folder: Path, inner: Sequence[str], files: Sequence[str]) -> bool:

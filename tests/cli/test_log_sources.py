@@ -13,6 +13,7 @@ from ckptsurgeon.look.logged import own
 from ckptsurgeon.look.timeline import timeline_of
 from tests.cli.conftest import Surgeon, hints
 from tests.support.event_logs import spiked, write_log
+from tests.support.mlruns import log_to_mlruns, mlruns_curves
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import make_run
 from tests.support.tracker_databases import log_to_mlflow, log_to_trackio
@@ -171,7 +172,7 @@ def test_advice_is_by_the_only_log_that_has_the_loss(surgeon: Surgeon, tmp_path:
     assert "diverged at step 250" in surgeon("doctor", "-C", root).stdout
 
 
-@pytest.mark.parametrize("name", ["mlflow.db", "p.db", "metrics.csv", "wandb"])
+@pytest.mark.parametrize("name", ["mlflow.db", "p.db", "mlruns", "metrics.csv", "wandb"])
 def test_the_only_log_shows_what_was_left_and_what_is_wrong(
     surgeon: Surgeon, tmp_path: Path, name: str
 ) -> None:
@@ -189,7 +190,8 @@ def test_the_only_log_shows_what_was_left_and_what_is_wrong(
         values = [{"loss": loss, "global_step": step, "_step": step} for step, loss in losses]
         (folder / "run-abc.wandb").write_bytes(framed(map(history, values)))
     else:
-        (log_to_mlflow if name == "mlflow.db" else log_to_trackio)(root / name, points)
+        log = {"mlflow.db": log_to_mlflow, "p.db": log_to_trackio, "mlruns": log_to_mlruns}
+        log[name](root / name, points)
     status = json.loads(surgeon("status", "--json", "-C", root).stdout)
     assert [log["last_step"] for log in status["logs"]] == [400]
     assert json.loads(surgeon("advise", "--json", "-C", root).stdout)["verdict"] == "diverged"
@@ -213,3 +215,21 @@ def test_doctor_names_the_database_that_ends_apart(surgeon: Surgeon, tmp_path: P
     assert "truncate-logs --after 20" in " ".join(said.split())
     assert surgeon("truncate-logs", "--after", 20, "--yes", "-C", root).exit_code == 0
     assert "end at different steps" not in surgeon("doctor", "-C", root).stdout
+
+
+def test_a_store_beside_the_run_is_cut_where_the_settings_name_it(
+    surgeon: Surgeon, tmp_path: Path
+) -> None:
+    """MLflow's store is where the trainer was started; its undo leaves what others logged."""
+    root, store = make_run(tmp_path / "run", (20,)), tmp_path / "mlruns"
+    log_to_mlruns(store, [(step, {"train/loss": 2 / step}) for step in range(1, 41)])
+    before = snapshot(store)
+    (root / "ckptsurgeon.yaml").write_text("tensorboard: [., ../mlruns]\n")
+    done = surgeon("rollback", "--to", 20, "--yes", "-C", root)
+    assert done.exit_code == 0, done.stderr
+    assert "20 of 40 points of train stay" in done.stdout
+    curves = mlruns_curves(store, "train/loss")
+    assert [step for step, _ in curves["train"]] == list(range(1, 21))
+    assert [step for step, _ in curves["train-cut-0001"]] == list(range(21, 41))
+    assert surgeon("undo", "--yes", "-C", root).exit_code == 0
+    assert {name: state for name, state in snapshot(store).items() if name in before} == before
