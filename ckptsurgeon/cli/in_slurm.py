@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SLURM = "slurm"
 """What --on takes for the tasks of an srun."""
+RANKS = "--ranks-from-env"
 ROLES = 3
 """Tasks that it takes at least: scheduler, surgeon, worker."""
 
@@ -52,10 +53,10 @@ def ranks(told: Told | None = None) -> Ranks:
     task = _task()
     if task is None:
         raise UsageError(
-            "--ranks-from-env is for the tasks of an srun",
+            f"{RANKS} is for the tasks of an srun",
             next=(
-                "srun --kill-on-bad-exit=1 --ntasks N, before the same command",
-                again(without=["--ranks-from-env"], why="with threads of this process"),
+                again("--sbatch", "ntasks=8"),
+                again(without=[RANKS], why="with threads of this process"),
             ),
         )
     return Ranks(task.number, task.of, task.start, told)
@@ -103,12 +104,13 @@ def join() -> tuple[Path, Callable[[], None]]:
 
 def script(ctx: typer.Context, options: Sequence[str]) -> str:
     """What sbatch takes to run the command that was typed on its tasks, and again if it is
-    requeued. Raises UsageError for an option that a line of it can't hold, and without --on
-    slurm."""
+    requeued. Raises UsageError for an option that a line of it can't hold, and without --on slurm
+    or --ranks-from-env."""
     from ckptsurgeon.launch.slurm import refuse_odd
 
     words = _without(TYPED.get().words, "--sbatch")
-    if f"--on={SLURM}" not in words and ("--on", SLURM) not in pairwise(words):
+    shared = RANKS in words
+    if not shared and f"--on={SLURM}" not in words and ("--on", SLURM) not in pairwise(words):
         raise UsageError("--sbatch belongs to --on slurm", next=again("--on", SLURM))
     refuse_odd(options)
     known = {name for parameter in ctx.command.params for name in parameter.opts}
@@ -119,13 +121,15 @@ def script(ctx: typer.Context, options: Sequence[str]) -> str:
     # A job has no terminal to confirm on, and does not begin anew what it was requeued in.
     wanted = ("--resume",) if "-y" in words else ("--yes", "--resume")
     more = [option for option in wanted if option in known and option not in words]
+    # Without a scheduler nobody would tell the others that the last one has ended.
+    srun = ["srun", *["--kill-on-bad-exit=1"] * shared, "ckptsurgeon", *words, *more]
     return "\n".join(
         [
             "#!/bin/bash",
             *(f"#SBATCH --{line}" for line in (*lines, *options)),
             "",
             f"cd {shlex.quote(str(Path.cwd()))} || exit 1",
-            f"exec srun {shlex.join(['ckptsurgeon', *words, *more])}",
+            f"exec {shlex.join(srun)}",
         ]
     )
 

@@ -99,7 +99,8 @@ class Computed(Cluster):
         bool,
         typer.Option(
             "--ranks-from-env",
-            help="Share the work with the other tasks of an srun; the last one commits.",
+            help="Share the work with the other tasks of an srun; the last one commits. --sbatch "
+            "prints a script of it, too.",
         ),
     ] = False
 

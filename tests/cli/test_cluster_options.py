@@ -43,6 +43,15 @@ def test_a_script_repeats_the_command_and_resumes(tmp_path: Path) -> None:
     assert script.rstrip().endswith("exec srun ckptsurgeon verify --level 4 --on=slurm --yes")
 
 
+def test_a_script_for_tasks_without_dask_ends_all_with_one(tmp_path: Path) -> None:
+    words = ("average", "6", "8", "--ranks-from-env", "--sbatch", "ntasks=8", "-y")
+    code, script, _ = surgeon(*words, cwd=tmp_path)
+    assert code == 0 and "#SBATCH --ntasks=8" in script and "#SBATCH --requeue" in script
+    start = "exec srun --kill-on-bad-exit=1 ckptsurgeon average 6 8 --ranks-from-env -y --resume"
+    assert script.splitlines()[-1] == start
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
 def test_what_belongs_to_an_srun_is_refused_elsewhere() -> None:
     code, _, error = surgeon("average", "6", "8", "--sbatch", "ntasks=8")
     assert code == 2 and "--sbatch belongs to --on slurm" in error
