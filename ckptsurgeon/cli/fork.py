@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,9 @@ def fork(
         bool, typer.Option("--hard-link", help="Hard-link files instead of reflinking.")
     ] = False,
     copy: Annotated[bool, typer.Option("--copy", help="Share nothing: copy every byte.")] = False,
+    logs: Annotated[
+        bool, typer.Option("--logs", help="Bring its logs up to the step: docs/logs.md.")
+    ] = False,
     allow_global: AllowGlobal = None,
     why: Annotated[
         str | None, typer.Option("--why", metavar="TEXT", help="The reason, kept in the receipt.")
@@ -46,6 +50,7 @@ def fork(
     ckptsurgeon fork ../branch --step 6 --copy
     ckptsurgeon fork ../lower-lr --copy --set lr=3e-5 --why "is the lr too high?"
     """
+    from ckptsurgeon.operations.logs import Logs
     from ckptsurgeon.recipe.file import from_data
     from ckptsurgeon.surgery import fork
 
@@ -55,7 +60,9 @@ def fork(
     run.refuse_interrupted()
     at = run.latest() if step is None else step
     recipe = from_data({"why": why} if why else {}, [f"set.{item}" for item in settings or ()])
-    if not settings:
+    if logs:
+        recipe = recipe.but(replace(recipe[Logs], of=str(run.root)))
+    elif not settings:
         recipe = from_data({})
     how = "hard-link" if hard_link else "copy" if copy else "reflink"
     if common.dry_run:

@@ -15,9 +15,19 @@ from typing import Any, BinaryIO
 from ckptsurgeon.errors import DamagedFile, UsageError
 from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
-from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream, keep_in_the_attic, leave
+from ckptsurgeon.logs.source import (
+    Carry,
+    Cut,
+    LogSource,
+    NewNames,
+    Stream,
+    keep_in_the_attic,
+    leave,
+    rewrite,
+)
 from ckptsurgeon.plans.edits import AnyChange, Content, Piece, Rewrite, Span, relative
 from ckptsurgeon.plans.log_fields import LOGS
+from ckptsurgeon.transaction.home import ROWS
 from ckptsurgeon.transaction.json_keys import keys_renamed
 
 END = 256 << 10
@@ -68,6 +78,23 @@ class RowFile(LogSource):
             note = f"the cut branch, {total - stay} rows"
             changes.append(Rewrite(new, LOGS, branch, note, new_file=True))
         return changes, []
+
+    def carried(self, carry: Carry) -> tuple[dict[Path, Rewrite | None], list[str]]:
+        name = relative(self.path, self.root)
+        if self.path.name not in ROWS:
+            return {}, [
+                f"{self.path} is not carried: only ckptsurgeon.yaml says that {name} is a log"
+            ]
+        read = _Index(self.path)
+        points = read.steps != trail.NONE
+        flags = trail.leading_to(read.steps, read.walls, carry.marks, name)
+        if not (flags & points).any():
+            return {}, []
+        path = carry.folder(self.path.parent) / self.path.name
+        spans = tuple(read.spans(relative(self.path, carry.root), flags))
+        content = Content(spans, self.path.stat().st_mtime_ns)
+        note = f"{int((flags & points).sum())} rows, to step {carry.marks.iteration}"
+        return {path: rewrite(path, carry, content, note)}, []
 
     def _branch(self, name: str) -> Path:
         """Where the cut branch is kept."""

@@ -6,7 +6,7 @@ Every answer is changes for a plan: a log is edited in the transaction of the su
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +15,9 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import Hint, again
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts
-from ckptsurgeon.plans.edits import AnyChange
-from ckptsurgeon.transaction.home import EVENTS
+from ckptsurgeon.plans.edits import AnyChange, Content, Rewrite, relative
+from ckptsurgeon.plans.log_fields import LOGS
+from ckptsurgeon.transaction.home import EVENTS, PARTIAL
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,29 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Carry:
+    """Where the history of a step is carried: into logs of the run at `root`, in the `folder` there
+    for one of the run that has them."""
+
+    root: Path
+    marks: Marks
+    folder: Callable[[Path], Path]
+
+    @property
+    def name(self) -> str:
+        """Of the run, which a fork fills before it has its name."""
+        return self.root.name.removesuffix(PARTIAL)
+
+
+def rewrite(path: Path, carry: Carry, content: Content, note: str) -> Rewrite | None:
+    """The file that gets what is carried; None where it has that already."""
+    known = path.stat() if path.exists() else None
+    if known and (known.st_size, known.st_mtime_ns) == (content.size, content.mtime_ns):
+        return None
+    return Rewrite(relative(path, carry.root), LOGS, content, note, new_file=known is None)
+
+
+@dataclass(frozen=True)
 class NewNames:
     """Old → new name of what is logged, all at once. With `regex` a key is a pattern for a whole
     name; with `allow_merge` two names may become one."""
@@ -116,6 +140,14 @@ class LogSource(ABC):
     def rename_keys(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
         """Changes that give what is logged new names, in one pass. Raises UsageError where two
         would become one and may not."""
+
+    def carried(self, carry: Carry) -> tuple[dict[Path, Rewrite | None], list[str]]:
+        """What `cut` would leave of it, as new files of another run, None for one that is there
+        already; and why it is not carried, where it is not. It is only read itself."""
+        return {}, [
+            f"{self.path} is not carried: it is a store of many runs, and the next start may log "
+            "into it as well"
+        ]
 
     def points(self) -> Iterator[Mapping[str, float]]:
         """The numbers of each point by name, in the order in which they were logged, where only the

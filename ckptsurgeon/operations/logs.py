@@ -11,6 +11,8 @@ import typer
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.hints import again
+from ckptsurgeon.operations import carried_logs
 from ckptsurgeon.operations.events import (
     TensorBoard,
     cut_or_rename,
@@ -51,9 +53,42 @@ class Logs(Section):
         ),
     ] = False
     allow_merge: Annotated[bool, Key("a new name may be another one's", "--allow-merge")] = False
+    of: Annotated[
+        str | None,
+        Key(
+            "the logs of that run, up to the step, become those of this one, whose own go to the "
+            "attic",
+            value="a run's folder",
+        ),
+    ] = None
+
+    def check(self, recipe: Recipe) -> None:
+        events = recipe[TensorBoard]
+        if self.of is None:
+            return
+        if (
+            self.after is not None or self.rename or events.after is not None or events.rename
+        ) or recipe.leaves_newer:
+            raise UsageError(
+                "`logs.of` brings logs that the same recipe would cut or rename",
+                next="apply a recipe with `logs.of` alone, and then the other one",
+            )
+
+    def reads(self, run: Run, step: int) -> list[Path]:
+        return [] if self.of is None else carried_logs.reads(self._source(run))
+
+    def _source(self, run: Run) -> Run:
+        source = Run.open(Path(str(self.of)))
+        if source.root == run.root:
+            raise UsageError(
+                f"{source.root} is the run that would get them",
+                next="name another run in `logs.of`",
+            )
+        return source
 
     def title(self, run: Run, step: int) -> list[str]:
         parts = [] if self.after is None else [f"cut the logs after {self.after}"]
+        parts += [] if self.of is None else [f"bring the logs of {self._source(run).root}"]
         if self.rename and self.regex:
             parts.append(f"rename what is logged like {', '.join(self.rename)}")
         elif self.rename:
@@ -61,7 +96,16 @@ class Logs(Section):
         return parts
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
-        """A cut at the rollback step (or `after`), or a rename."""
+        """A cut at the rollback step (or `after`), a rename, or the logs of another run."""
+        if self.of is not None:
+            source = self._source(run)
+            donor = source.checkpoint(checkpoint.state().step)
+            leave = again(
+                without=(carried_logs.OPTION,),
+                why="leaves the logs where they are",
+                setting="logs.of=null",
+            )
+            return carried_logs.logs(run, source, donor, leave)
         back = recipe.leaves_newer and recipe[TensorBoard].truncate
         cut_at = checkpoint.step if self.after is None and back else self.after
         return self._of_logs(run, recipe[TensorBoard], cut_at, checkpoint)

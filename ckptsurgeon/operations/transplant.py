@@ -18,7 +18,7 @@ from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.formats.layout import Paged
 from ckptsurgeon.hints import command
-from ckptsurgeon.operations import parameter_names
+from ckptsurgeon.operations import carried_logs, parameter_names
 from ckptsurgeon.operations.computed_changes import sources_of, with_copies
 from ckptsurgeon.operations.events import TensorBoard
 from ckptsurgeon.operations.key import Key
@@ -30,7 +30,6 @@ from ckptsurgeon.operations.relaunch import Relaunch
 from ckptsurgeon.operations.rollback import copied, relinked
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.operations.transplant_map import ParameterMap, parameter_map
-from ckptsurgeon.operations.transplanted_logs import LOGS, logs
 from ckptsurgeon.operations.transplanted_numbers import COUNTERS, SOURCE, TEMPLATE, numbers
 from ckptsurgeon.operations.transplanted_tensors import Tensors
 from ckptsurgeon.plans.edits import AnyChange, NewStep, NewText, Renamed
@@ -101,9 +100,9 @@ class Transplant(Section):
     logs: Annotated[
         bool,
         Key(
-            "the event files of that run, up to the step, become those of this one, whose own go "
-            "to the attic",
-            LOGS,
+            "the logs of that run, up to the step, become those of this one, whose own go to the "
+            "attic",
+            carried_logs.OPTION,
         ),
     ] = False
 
@@ -126,7 +125,7 @@ class Transplant(Section):
 
     def reads(self, run: Run, step: int) -> list[Path]:
         source, number = self._source(run)
-        events = source.logs.files() if self.logs else []
+        events = carried_logs.reads(source) if self.logs else []
         return [*sources_of(source, [number]), *events]
 
     def _source(self, run: Run) -> tuple[Run, int]:
@@ -200,7 +199,7 @@ class Transplant(Section):
             )
         sentences += _unlike(run, wanted, after)
         if self.logs:
-            events, told = logs(run, source, donor)
+            events, told = carried_logs.logs(run, source, donor, carried_logs.leave_alone())
             changes += events
             sentences += told
         return changes, [*warnings, *sentences]

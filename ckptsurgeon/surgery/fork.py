@@ -23,7 +23,7 @@ from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.recipe.file import to_data
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.run.search import SETTINGS
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import HOME, PARTIAL
 from ckptsurgeon.transaction.worker import as_owner
 
 LAUNCH = (SETTINGS, CONFIG)
@@ -109,7 +109,7 @@ def refuse_taken(folder: Path) -> None:
 def make_partial(folder: Path, what: str) -> Path:
     """The directory that is filled before it gets the name `folder`. Raises UsageError when an
     earlier fork or export (`what`) has left one, SurgeryError when it can't be made."""
-    partial = folder.with_name(f"{folder.name}.partial")
+    partial = folder.with_name(f"{folder.name}{PARTIAL}")
     if partial.exists():
         raise UsageError(
             f"{partial} exists: an earlier {what} was cut off there, or is still running",

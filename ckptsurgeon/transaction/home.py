@@ -19,6 +19,8 @@ ROWS = ("metrics.csv", "metrics.jsonl", "trainer_log.jsonl")
 """Logs that are known by name alone: of Lightning, of many trainers, of LLaMA-Factory."""
 NOTE = ".ckptsurgeon"
 """How the name of the event file ends that holds a note."""
+PARTIAL = ".partial"
+"""How the name of a folder ends that becomes a fork or an export once it is whole."""
 CUT_FROM = "cut-from.txt"
 """The artifact of a run of MLflow that a surgery made in its file store."""
 STORED = re.compile(

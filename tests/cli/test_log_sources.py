@@ -43,7 +43,7 @@ def ends(root: Path) -> list[int]:
     log.Reload()
     last = json.loads((root / "logs/metrics.jsonl").read_text().splitlines()[-1])
     table = (root / "metrics.csv").read_text().splitlines()[-1]
-    (run,) = root.glob("wandb/offline-run-*-abc/*.wandb")
+    (run,) = root.glob("wandb/offline-run-*/*.wandb")
     points = [item for item in unframed(run.read_bytes()) if item[0] == 2 << 3 | 2]
     ends = [log.Scalars("loss")[-1].step, int(table.partition(",")[0]), last["step"]]
     return [*ends, len(points)]
@@ -233,3 +233,12 @@ def test_a_store_beside_the_run_is_cut_where_the_settings_name_it(
     assert [step for step, _ in curves["train-cut-0001"]] == list(range(21, 41))
     assert surgeon("undo", "--yes", "-C", root).exit_code == 0
     assert {name: state for name, state in snapshot(store).items() if name in before} == before
+
+
+def test_a_fork_brings_its_logs_on_request(surgeon: Surgeon, root: Path, tmp_path: Path) -> None:
+    done = surgeon("fork", tmp_path / "bare", "--step", 20, "--copy", "-C", root)
+    assert done.exit_code == 0, done.stderr
+    assert Run.open(tmp_path / "bare").log_sources() == []
+    done = surgeon("fork", tmp_path / "branch", "--step", 20, "--copy", "--logs", "-C", root)
+    assert done.exit_code == 0, done.stderr
+    assert ends(tmp_path / "branch") == [20] * 4

@@ -14,7 +14,15 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
-from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream, keep_in_the_attic
+from ckptsurgeon.logs.source import (
+    Carry,
+    Cut,
+    LogSource,
+    NewNames,
+    Stream,
+    keep_in_the_attic,
+    rewrite,
+)
 from ckptsurgeon.logs.wandb import framing, record
 from ckptsurgeon.logs.wandb.record import HISTORY, METRIC, RUN, STATS, SUMMARY
 from ckptsurgeon.plans.edits import AnyChange, Aside, Content, Rewrite, relative
@@ -139,6 +147,31 @@ class OfflineRun(LogSource):
             note = f"the cut branch, {total - stay} points"
             changes.append(Rewrite(new, LOGS, branch, note, new_file=True))
         return changes
+
+    def carried(self, carry: Carry) -> tuple[dict[Path, Rewrite | None], list[str]]:
+        """As offline runs of an id of its own: under the old one an upload would mix both."""
+        id = f"{self.id}-{re.sub(r'[^a-zA-Z0-9_-]', '-', carry.name)}"
+        made: dict[Path, Rewrite | None] = {}
+        warnings: list[str] = []
+        for log, own, step in self._parted(carry.marks):
+            if _on_server(log.path):
+                warnings.append(self._synced(log.path, step))
+                continue
+            if not own.any():
+                continue
+            folder = log.path.parent
+            place = carry.folder(folder.parent) / f"{folder.name.removesuffix(f'-{self.id}')}-{id}"
+            path = place / f"run-{id}.wandb"
+            framed = log.framed(relative(log.path, carry.root), log.sides(own)[0], id)
+            content = Content(framed.pieces, log.path.stat().st_mtime_ns)
+            note = f"{int(own.sum())} points, to step {carry.marks.iteration}"
+            made[path] = rewrite(path, carry, content, note)
+        if made:
+            warnings.append(
+                f'what {self.id} logged to W&B is carried as the run {id}: {ID}="{id}" and '
+                'WANDB_RESUME="allow" go on in it'
+            )
+        return made, list(dict.fromkeys(warnings))
 
     def _branch(self, path: Path, name: str) -> Path:
         """Where the cut branch is kept: as an offline run of its own, which W&B can upload."""

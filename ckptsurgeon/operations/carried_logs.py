@@ -1,0 +1,136 @@
+"""The logs of another run up to its step become those of this one: in a transplant, or in a fork.
+
+What reads logs is imported where it is used: most surgeries leave them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.hints import Hint, again, command
+from ckptsurgeon.operations.events import marks_of
+from ckptsurgeon.operations.section import Changes
+from ckptsurgeon.plans.edits import AnyChange, Aside, Rewrite
+from ckptsurgeon.plans.log_fields import LOGS, TENSORBOARD
+from ckptsurgeon.run.run import Run
+
+if TYPE_CHECKING:
+    from ckptsurgeon.logs.marks import Marks
+
+OPTION = "--logs"
+
+
+def reads(source: Run) -> list[Path]:
+    """The logs of a run that may be carried."""
+    files = source.logs.by_kind()
+    return [*source.logs.files(), *files.rows, *files.wandb]
+
+
+def logs(run: Run, source: Run, donor: Checkpoint, without: Hint) -> Changes:
+    """The points of the source up to the step of `donor` in logs of this run, whose own of the same
+    kind go to the attic: they are of updates that the step no longer has, and TensorBoard hides
+    every step after the first one of a newer file. What can't be carried is named. Raises
+    SurgeryError where it is not known which points of the source led to the step, with the hint
+    `without`."""
+    from ckptsurgeon.logs.printed.families import late
+
+    marks = marks_of(donor, donor.state().step, None)
+    marks = replace(marks, iteration=marks.iteration - late(source.format.name))
+    try:
+        events = _events(run, source, marks)
+        others = _others(run, source, marks)
+    except SurgeryError as why:
+        look = command(
+            "truncate-logs",
+            "--after",
+            marks.iteration,
+            "--dry-run",
+            run=str(source.root),
+            why="what is not clear, and how to say it there",
+        )
+        raise SurgeryError(why.what, next=(without, look)) from None
+    told = [*events.warnings, *others.warnings]
+    if not events.files and not others.files:
+        none = f"{source.root} has no events up to step {marks.iteration}: no logs are copied"
+        return [], [none, *told]
+    return [*events.changes, *others.changes], told
+
+
+def leave_alone() -> Hint:
+    """What to do in a transplant where they can't be carried."""
+    return again(
+        without=(OPTION,),
+        why="leaves the logs of both runs alone",
+        setting="transplant.logs=false",
+    )
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """The files here that have what is carried, and what becomes of this run for that."""
+
+    files: Collection[Path]
+    changes: list[AnyChange]
+    warnings: list[str]
+
+
+def _events(run: Run, source: Run, marks: Marks) -> _Carried:
+    """The event files."""
+    from ckptsurgeon.logs import cut
+
+    changes: list[AnyChange] = []
+    warnings: list[str] = []
+    taken: set[Path] = set()
+    for folder in source.logs.folders():
+        here = _counterpart(run, source, folder)
+        made, sentences = cut.copies(folder, here, run.root, marks)
+        taken |= {here / name for name in made}
+        changes += (change for change in made.values() if change is not None)
+        warnings += sentences
+    if not taken:
+        return _Carried([], [], [])
+    own = (run.root / file for file in run.logs.event_files())
+    left = [file for file in own if file not in taken]
+    asides: list[AnyChange] = [Aside(run.relative(file), TENSORBOARD) for file in left]
+    return _Carried(taken, [*asides, *changes], warnings)
+
+
+def _others(run: Run, source: Run, marks: Marks) -> _Carried:
+    """All others: those that can be carried, and the names of those that can't."""
+    from ckptsurgeon.logs.event_folder import EventFolder
+    from ckptsurgeon.logs.source import Carry
+
+    there = Carry(run.root, marks, lambda folder: _beside(run, source, folder))
+    made: dict[Path, Rewrite | None] = {}
+    warnings: list[str] = []
+    for log in source.log_sources():
+        if not isinstance(log, EventFolder):
+            new, sentences = log.carried(there)
+            made |= new
+            warnings += sentences
+    suffixes = {path.suffix for path in made}
+    files = run.logs.by_kind()
+    own = [path for path in (*files.rows, *files.wandb) if path.suffix in suffixes]
+    left = [Aside(run.relative(path), LOGS) for path in own if path not in made]
+    rewritten = [change for change in made.values() if change is not None]
+    return _Carried(made, [*left, *rewritten], warnings)
+
+
+def _counterpart(run: Run, source: Run, folder: Path) -> Path:
+    """The folder here for the event files of one there: the only one, if both runs have one; else
+    the one of the same name."""
+    own = run.logs.folders()
+    if len(own) == len(source.logs.folders()) == 1:
+        return own[0]
+    return _beside(run, source, folder)
+
+
+def _beside(run: Run, source: Run, folder: Path) -> Path:
+    """The folder here that lies in the first log folder as that one does there."""
+    there = next(root for root in source.logs.roots() if folder.is_relative_to(root))
+    return run.logs.roots()[0] / folder.relative_to(there)
