@@ -32,7 +32,9 @@ from ckptsurgeon.version import VERSION
 from ckptsurgeon.workers import host
 
 LOST_S = 60.0
-"""Seconds for which the last rank waits for a job of another one, and for its signature."""
+"""Seconds for which the last rank waits for a job of another one."""
+SIGN_S = 60.0
+"""Seconds for which it waits for their signatures, once all is computed."""
 SILENT_S = 600.0
 """Seconds without any news after which another rank no longer waits for the last one."""
 PAUSE_S = 0.2
@@ -102,7 +104,7 @@ class Ranks(Executor):
 
     def _wait_for_signatures(self, jobs: Sequence[Job]) -> None:
         """A rank that planned after the commit would plan something else."""
-        end = time.monotonic() + LOST_S
+        end = time.monotonic() + SIGN_S
         missing = set(range(self.of - 1))
         while missing and time.monotonic() < end:
             missing -= {rank for rank in missing if self._signed(jobs, rank)}

@@ -22,7 +22,7 @@ from ckptsurgeon.disk import calls
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.surgery.apply import help_with
-from ckptsurgeon.transaction import job_list, ranks
+from ckptsurgeon.transaction import job_list, ranks, staging
 from ckptsurgeon.transaction.ranks import Ranks
 from tests.conftest import Trained
 from tests.support.snapshot import Snapshot, differs, snapshot
@@ -39,7 +39,8 @@ def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (("BATCH", 1 << 15), ("STRETCH", 1 << 12), ("LONG", 1 << 12)):
             patch.setattr(job_list, name, size)
-        for name, seconds in (("LOST_S", 1.0), ("SILENT_S", 5.0), ("PAUSE_S", 0.01)):
+        few = {"LOST_S": 1.0, "SIGN_S": 1.0, "SILENT_S": 5.0, "PAUSE_S": 0.01}
+        for name, seconds in few.items():
             patch.setattr(ranks, name, seconds)
         yield
 
@@ -234,18 +235,22 @@ def test_ranks_of_another_launch_are_not_waited_for(
     assert ended([old]) == [1]
 
 
-def test_a_helper_may_begin_while_the_last_rank_is_at_work(
+def test_a_helper_may_begin_when_its_share_is_done(
     root: Path, around: tuple[Snapshot, Snapshot], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It plans beside the lock and the journal of that one, and signs before the commit."""
-    monkeypatch.setattr(ranks, "LOST_S", 60.0)
+    """It plans beside the lock and the journal of the last rank, which waits for its signature:
+    after the commit it would plan something else."""
+    monkeypatch.setattr(ranks, "LOST_S", 0.1)
+    monkeypatch.setattr(ranks, "SIGN_S", 600.0)
+    run = Run.open(root)
+    count = len(staging.jobs(root, plan(run, from_data(AVERAGE))))
     last = begun(root, Ranks(1, 2, "1-0-0"))
     record = root / ".ckptsurgeon/staging/0001.jobs"
-    end = time.monotonic() + 60
-    while not record.exists():
+    end = time.monotonic() + 600
+    while not record.exists() or record.read_bytes().count(b'"phase": 1, "result"') < count:
         assert time.monotonic() < end
         time.sleep(0.01)
-    time.sleep(0.5)
+    time.sleep(0.3)
     assert launched_one(root) == 0
     assert ended([last]) == [0]
     assert is_as(root, around[1], times=False)
