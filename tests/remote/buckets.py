@@ -66,9 +66,9 @@ def objects(store: Any, prefix: str = "run/") -> Objects:
     }  # it says when it was written
 
 
-def left_over(store: Any) -> list[str]:
+def left_over(store: Any, prefix: str = "run/") -> list[str]:
     """What no surgery leaves: a record of one under way, a lock, staged bytes, open uploads."""
-    inside = [key.partition("/.ckptsurgeon/")[2] for key in keys(store)]
+    inside = [key.partition("/.ckptsurgeon/")[2] for key in keys(store, prefix)]
     left = [name for name in inside if name and not name.startswith(("receipts/", "attic/"))]
     uploads = store.list_multipart_uploads(Bucket="bucket").get("Uploads", ())
     return left + [f"upload of {upload['Key']}" for upload in uploads]

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 Fault = Callable[["Request"], str | None]
 """What becomes of a request: None, or one of FAULTS."""
@@ -29,17 +29,21 @@ class Request:
     number: int
     method: str
     path: str
+    source: str = ""
+    """What the server shall copy, as bucket and key."""
 
 
 @dataclass
 class Proxy:
-    """`seen` are the requests, `sent` the bytes that the clients got, `fault` decides on each."""
+    """`seen` are the requests, `sent` the bytes that the clients got, `received` those that they
+    gave; `fault` decides on each."""
 
     address: str
     latency_s: float = 0.0
     fault: Fault = lambda request: None
     seen: list[Request] = field(default_factory=list)
     sent: int = 0
+    received: int = 0
     now: int = 0
     most: int = 0
     """Requests under way, and how many there were at once."""
@@ -48,7 +52,7 @@ class Proxy:
     def clear(self) -> None:
         """Count from 0 again."""
         with self.lock:
-            self.seen, self.sent, self.most = [], 0, 0
+            self.seen, self.sent, self.received, self.most = [], 0, 0, 0
 
 
 @contextmanager
@@ -61,8 +65,10 @@ def proxy(server: str) -> Iterator[Proxy]:
 
         def answer(self) -> None:
             with made.lock:
-                request = Request(len(made.seen), self.command, self.path)
+                source = unquote(self.headers.get("x-amz-copy-source", "")).lstrip("/")
+                request = Request(len(made.seen), self.command, self.path, source)
                 made.seen.append(request)
+                made.received += int(self.headers.get("Content-Length", 0))
                 made.now += 1
                 made.most = max(made.most, made.now)
             try:
