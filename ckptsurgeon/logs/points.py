@@ -5,14 +5,23 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+PART = 1 << 14
 AT_ONCE = 100_000
 """Rows that one statement changes: SQLite has their numbers in memory."""
+
+
+def _in_parts(rows: Iterable[tuple[int, Any, float, str]]) -> Iterator[list[Any]]:
+    """The rows, `PART` at a time."""
+    iterator = iter(rows)
+    while some := list(islice(iterator, PART)):
+        yield some
 
 
 @dataclass
@@ -33,11 +42,12 @@ class Points:
 
         numbers, steps, walls, of = array("q"), array("q"), array("d"), array("i")
         names: dict[str, int] = {}
-        for number, step, wall, name in rows:
-            numbers.append(number)
-            steps.append(step)
-            walls.append(wall)
-            of.append(names.setdefault(name, len(names)))
+        for some in _in_parts(rows):  # by columns: a row at a time takes twice as long
+            columns = tuple(zip(*some, strict=True))
+            numbers.extend(columns[0])
+            steps.extend(columns[1])
+            walls.extend(columns[2])
+            of.extend([names.setdefault(name, len(names)) for name in columns[3]])
         return cls(
             np.frombuffer(numbers, np.int64),
             np.frombuffer(steps, np.int64),

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.source import Cut, NewNames
 from ckptsurgeon.logs.wandb import framing, offline_run, record
-from ckptsurgeon.logs.wandb.offline_run import OfflineRun
+from ckptsurgeon.logs.wandb.offline_run import OfflineRun, _Log
 from ckptsurgeon.plans.edits import AnyChange, Aside, Content, Rewrite, Span
 from tests.support import wandb_files
 from tests.support.wandb_files import framed, unframed, write_run
@@ -83,6 +84,33 @@ def test_any_records_can_be_taken_out_or_written_anew(
     )
     assert unframed(made) == expected
     assert made == framed(expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3000), st.booleans()), max_size=120), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_any_rows_of_records_can_be_copied(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, bool]], renamed: bool
+) -> None:
+    """Many short records, and a few that span blocks: whichever stay, the new file is the one that
+    W&B would have written of them, byte for byte; a run gets its new id."""
+    contents = [
+        wandb_files.of_run("abc")
+        if size % 50 == 7
+        else wandb_files.history({"_step": i, "text": "x" * size * (20 if size % 90 == 1 else 1)})
+        for i, (size, _) in enumerate(rows)
+    ]
+    path = tmp_path_factory.mktemp("rows") / "run-a.wandb"
+    path.write_bytes(framed(contents))
+    flags = np.array([stays for _, stays in rows], bool)
+    pieces = _Log(path).framed(path.name, flags, "new" if renamed else "").pieces
+    made = b"".join(
+        path.read_bytes()[piece.start : piece.end] if isinstance(piece, Span) else piece
+        for piece in pieces
+        if isinstance(piece, (Span, bytes))
+    )
+    old, new = wandb_files.of_run("abc"), record.with_id(wandb_files.of_run("abc"), "new")
+    meant = [content for content, (_, stays) in zip(contents, rows, strict=True) if stays]
+    assert made == framed([new if renamed and item == old else item for item in meant])
 
 
 def test_a_crash_a_restart_and_a_cut(tmp_path: Path) -> None:
@@ -184,6 +212,18 @@ def test_hostile_bytes_end_in_an_error_that_is_ours(tmp_path: Path) -> None:
         except SurgeryError:
             refused += 1
     assert 50 < refused < 250
+
+
+def test_of_two_numbers_of_one_name_the_last_counts(tmp_path: Path) -> None:
+    folder = tmp_path / "wandb/offline-run-1-a"
+    folder.mkdir(parents=True)
+    first = wandb_files.bytes_field(1, wandb_files.item("_step", 9))
+    points = [wandb_files.history({"loss": 1.0, "_step": step}) for step in range(5)]
+    twice = [wandb_files.bytes_field(2, first + point[2:]) for point in points]
+    assert [record.said(item).values["_step"] for item in twice] == list(range(5))
+    (folder / "run-a.wandb").write_bytes(framed(twice))
+    (new,) = new_bytes(tmp_path, run_of(tmp_path).cut(Cut(Marks(2)))[0]).values()
+    assert logged(new, record.HISTORY, "_step") == [0, 1, 2]
 
 
 def test_no_step_is_ever_taken_for_another(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import mmap
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.logs.source import leave
@@ -25,8 +25,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 _HEADER = struct.Struct("<IHB")
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """One record: its bytes [start, end) in the file, with what lies between its chunks, those of
     its data, and the data."""
 
@@ -72,6 +71,10 @@ def records(data: mmap.mmap | bytes, path: Path, at: int = len(START)) -> Iterat
             if after == size:
                 return
             raise _damaged(path, at, "the checksum of a chunk is wrong")
+        if kind == FULL and not chunks:  # nearly all
+            yield Record(at, after, ((begin, after),), data[begin:after])
+            at = after
+            continue
         if kind in (FULL, FIRST):
             if chunks:
                 raise _damaged(path, at, "a record begins inside another one")
@@ -158,6 +161,16 @@ class Framed:
             return False
         self._span(start, end)
         return True
+
+    def reach(self, start: int) -> int:
+        """How far records that begin at `start` in the old file can be copied as one row: to the
+        end of its block, or of the new one."""
+        self._pad()
+        return start + min(BLOCK - start % BLOCK, BLOCK - self._at % BLOCK)
+
+    def row(self, start: int, end: int) -> None:
+        """Whole records [start, end) of one block, which `reach` says fit in here."""
+        self._span(start, end)
 
     def write(self, data: bytes) -> None:
         """A record of this data."""

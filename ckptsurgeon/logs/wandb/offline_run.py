@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +42,8 @@ OWN = "_step"
 OFFLINE = "offline-run-"
 """How the folder of a start is called that sent nothing; of any other it is `run-`."""
 WALL = "_timestamp"
+LAYOUTS = 1000
+"""Rows of names that are kept in memory."""
 ID, FORK, RESUME = "WANDB_RUN_ID", "WANDB_FORK_FROM", "WANDB_RESUME_FROM"
 """Variables by which a trainer's next start goes on from a point of a run that a server has."""
 
@@ -250,27 +252,43 @@ class _Log:
         self._starts, self._ends = array("Q"), array("Q")
         self._kinds, self._numbers = array("B"), array("d")
         self._columns: dict[bytes, array[float]] = {}
-        known: dict[bytes, bool] = {}
+        self._known: dict[bytes, bool] = {}
+        layouts: dict[tuple[tuple[bytes, ...], ...], list[tuple[int, bytes]]] = {}
         for item in framing.records(self._data, path):
             kind, number = record.kind(item.data), math.nan
             if kind == HISTORY:
-                for name, value in record.numbers(item.data).items():
-                    if name not in known:
-                        known[name] = name in (OWN.encode(), WALL.encode()) or counts_steps(name)
-                    if known[name]:
-                        column = self._columns.setdefault(name, array("d"))
-                        column.extend([math.nan] * (self.points - len(column)))
-                        column.append(value)
+                sizes, found, texts = record.numbers(item.data)
+                layout = (sizes, found)
+                if layout not in layouts:  # few, as points have the same names
+                    layouts[layout] = self._wanted(sizes, found)
+                for at, name in layouts[layout]:
+                    column = self._columns.setdefault(name, array("d"))
+                    column.extend([math.nan] * (self.points - len(column)))
+                    column.append(record.number(texts[at]))
+                if len(layouts) > LAYOUTS:
+                    layouts.clear()
                 self.points += 1
             elif kind == SUMMARY:
-                number = record.numbers(item.data).get(OWN.encode(), math.nan)
+                number = record.own_step(item.data)
             elif kind == STATS:
                 number = record.said(item.data).time
             self._starts.append(item.start)
             self._ends.append(item.end)
             self._kinds.append(kind if kind in (HISTORY, SUMMARY, STATS, RUN) else 0)
             self._numbers.append(number)
-        self.names = {name.decode(): None for name in known}
+        self.names = {name.decode(): None for name in self._known}
+
+    def _wanted(self, sizes: Sequence[bytes], names: Sequence[bytes]) -> list[tuple[int, bytes]]:
+        """Which of these names count steps, or tell the time."""
+        places: dict[bytes, int] = {}  # of two of one name the last counts
+        for at, (size, name) in enumerate(zip(sizes, names, strict=True)):
+            if size[0] == len(name):
+                places[name] = at
+        for name in places:
+            if name not in self._known:
+                own = name in (OWN.encode(), WALL.encode())
+                self._known[name] = own or counts_steps(name)
+        return [(at, name) for name, at in places.items() if self._known[name]]
 
     def column(self, name: str) -> NDArray[np.float64]:
         """The numbers of one name, NaN where a point has none."""
@@ -327,6 +345,11 @@ class _Log:
                 end = min(runs[k], after) if k < len(runs) else after
                 if end > at and framed.stretch(self._starts[at], self._ends[end - 1]):
                     at = end
+                    continue
+                row = min(bisect_right(self._ends, framed.reach(self._starts[at]), at), end)
+                if row > at:
+                    framed.row(self._starts[at], self._ends[row - 1])
+                    at = row
                     continue
                 item = framing.record_at(self._data, self._starts[at], self._ends[at])
                 if end == at:
