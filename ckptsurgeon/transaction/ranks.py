@@ -183,10 +183,10 @@ class Ranks(Executor):
         _write(job.record, job.at, sealed({**record, "list": job.list, **done}))
 
     def _done(self, job: Job, phase: int) -> dict[str, Any] | None:
-        """What the record of a job says of this phase of this launch."""
+        """What the record of a job says of this launch, where it has come to this phase."""
         record = _read(job.record, job.at, job_list.slot(job)) or {}
-        mine = (job.list, self.start, phase)
-        return record if tuple(map(record.get, ("list", "start", "phase"))) == mine else None
+        mine = (record.get("list"), record.get("start")) == (job.list, self.start)
+        return record if mine and record["phase"] >= phase else None
 
 
 def _refuse_unlike(job: Job, news: dict[str, Any]) -> None:
