@@ -7,6 +7,10 @@ PY     := $(VENV)/bin/python
 # longest first: then no worker is left alone with one of them at the end.
 WORKERS ?= 3
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Tests sync files by the thousand. Where memory has room for their files, they don't wait for a
+# disk; `make nightly` does, and so do the tests of the disk itself (`on_disk` in conftest.py).
+IN_MEMORY = scratch=$$(test "0$$(df --output=avail /dev/shm 2> /dev/null | tail -n 1)" -gt 8000000 \
+	&& mktemp -d /dev/shm/ckptsurgeon.XXXXXX || mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && TMPDIR="$$scratch"
 
 # The CPU accelerator must be named before DeepSpeed is imported; its compiled helpers are cached
 # per checkout, so that another environment's flags never force a rebuild; one thread per test.
@@ -49,7 +53,7 @@ lint: venv
 
 test: venv
 	$(MAKE) --no-print-directory -j2 lint kernels
-	$(PY) -m pytest -m "not slow and not formats and not cluster and not remote and not network" $(PARALLEL)
+	$(IN_MEMORY) $(PY) -m pytest -m "not slow and not formats and not cluster and not remote and not network" $(PARALLEL)
 
 # Where no test waits for them; where they can't be built, the tests say so.
 kernels: venv
@@ -112,8 +116,8 @@ $(VENV)/.trackers: $(VENV)/.complete constraints-trackers.txt
 	touch $@
 
 test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
-	$(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
-	$(OLMO) -m pytest -m olmo
+	$(IN_MEMORY) $(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
+	$(IN_MEMORY) $(OLMO) -m pytest -m olmo
 
 drift: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.optimizers $(VENV)/.trackers
 	$(call overlay,$(VENV)/newest)

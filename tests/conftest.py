@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -81,10 +83,25 @@ Trained = Callable[..., Path]
 PASSED = pytest.StashKey[bool]()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the modules of LONGEST first; the order is the same for every worker."""
+    """Thin what is marked so; put the modules of LONGEST first, alike for every worker."""
+    _thin(items)
     ranks = {str(REPO / "tests" / name): rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
+
+
+def _thin(items: list[pytest.Item]) -> None:
+    """Call all but each `every`-th case of a test that is `thinned` slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        thinned = item.get_closest_marker("thinned")
+        if thinned is None or item.get_closest_marker("slow"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % thinned.args[0]:
+            item.add_marker(pytest.mark.slow)
+        seen[test] += 1
 
 
 @pytest.hookimpl(wrapper=True)
@@ -119,6 +136,15 @@ def _claims_hold(request: pytest.FixtureRequest) -> Iterator[None]:
 def _engines_end_with_their_module() -> Iterator[None]:
     yield
     end_engines()
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder on the disk of the checkout, wherever the folders of other tests lie."""
+    tests = REPO / ".cache" / "tests"
+    tests.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=tests) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

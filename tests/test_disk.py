@@ -24,6 +24,13 @@ from tests.support.direct import takes_direct_calls
 PACKAGE = Path(ckptsurgeon.__file__).parent
 DISK = sorted((PACKAGE / "disk").glob("*.py"))
 
+
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    """What a file system in memory can't do is tested here: holes, clones, direct calls."""
+    return on_disk
+
+
 # --- only disk/ ----------------------------------------------------------------------------------
 
 OS_CALLS = {

@@ -11,10 +11,12 @@ from tests.faults.toy import IN_THREADS, ROLLBACK, SCENARIOS, SET_LR, UNDO, UNDO
 
 BOTH = (False, True)
 OTHERS = tuple(kind for kind in ERRORS if kind not in ("ENOSPC", "EIO"))
-DENSITY = pytest.mark.parametrize(
-    "every", [pytest.param(2, id="thin"), pytest.param(1, id="dense", marks=pytest.mark.slow)]
-)
-"""`make test` tries every second of the calls that `make nightly` tries; a kill, every one."""
+
+
+def density(thin: int) -> pytest.MarkDecorator:
+    """`make test` tries every `thin`-th of the calls that `make nightly` tries; a kill, each."""
+    dense = pytest.param(1, id="dense", marks=pytest.mark.slow)
+    return pytest.mark.parametrize("every", [pytest.param(thin, id="thin"), dense])
 
 
 def test_kill_at_every_call() -> None:
@@ -23,7 +25,7 @@ def test_kill_at_every_call() -> None:
     assert all(set(report.codes) == {KILLED} for report in found)
 
 
-@DENSITY
+@density(2)
 def test_every_disk_error_at_every_call_once_and_for_good(every: int) -> None:
     found = reports(
         *((scenario, faults, ("ENOSPC", "EIO"), BOTH, every) for scenario in (ROLLBACK, UNDO)),
@@ -40,7 +42,7 @@ def test_every_other_disk_error_at_every_call_once_and_for_good() -> None:
     assert all(set(report.codes) <= {1, 5} for report in found)
 
 
-@DENSITY
+@density(2)
 def test_full_disk_at_every_call(every: int) -> None:
     """Removals and renames go on when a disk is full, so that before the commit point all is taken
     back, and after it few calls are left that need space."""
@@ -49,7 +51,7 @@ def test_full_disk_at_every_call(every: int) -> None:
     assert all(set(report.codes) == {0, 1, 5} for report in found)
 
 
-@DENSITY
+@density(2)
 def test_broken_and_short_calls_are_made_again(every: int) -> None:
     kinds = ("EINTR", "SHORT")
     once = reports(*((each, faults, kinds, (False,), every) for each in (ROLLBACK, UNDO)))
@@ -59,14 +61,14 @@ def test_broken_and_short_calls_are_made_again(every: int) -> None:
     sound(for_good, 250 // every)
 
 
-@DENSITY
+@density(2)
 def test_ctrl_c_at_every_call(every: int) -> None:
     found = reports(*((each, faults, ("CTRL-C",), (False,), every) for each in SCENARIOS))
     sound(found, 300 // every)
     assert all(set(report.codes) == {130, 5} for report in found)
 
 
-@DENSITY
+@density(5)
 def test_kill_at_every_call_of_a_recovery(every: int) -> None:
     found = reports(
         (ROLLBACK, faults_in_recovery, ("KILL",), (False,), 14 * every),
@@ -75,7 +77,7 @@ def test_kill_at_every_call_of_a_recovery(every: int) -> None:
     sound(found, 500 // every)
 
 
-@DENSITY
+@density(5)
 def test_disk_errors_at_every_call_of_a_recovery(every: int) -> None:
     found = reports(
         (ROLLBACK, faults_in_recovery, ("EIO", "FULL", "CTRL-C"), (False,), 34 * every),

@@ -11,12 +11,15 @@ from tests.faults.log_run import make, surgeries
 from tests.faults.sweep import faults, faults_in_recovery, reports
 
 
-def test_logs_are_cut_with_the_checkpoints_or_not_at_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "every", [pytest.param(4, id="thin"), pytest.param(1, id="dense", marks=pytest.mark.slow)]
+)
+def test_logs_are_cut_with_the_checkpoints_or_not_at_all(tmp_path: Path, every: int) -> None:
     apply, _ = surgeries(make(tmp_path / "run"))
-    (found,) = reports((apply, faults, ("KILL",)))
+    (found,) = reports((apply, faults, ("KILL",), (False,), every))
     assert not found.violations, "\n".join(found.violations[:20])
     assert set(found.codes) == {KILLED}
-    assert found.points >= 60
+    assert found.points >= 60 // every
 
 
 @pytest.mark.slow
