@@ -105,6 +105,7 @@ def operate_and_resume(root: Path, name: str, ranks: int) -> None:
     assert snapshot(root) == before
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [

@@ -65,6 +65,7 @@ def check(surgeon: Surgeon, words: list[str], where: Path) -> None:
         assert done.exit_code != 0 and document["error"] and document["untouched"]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_examples_of_every_command_print_one_document(

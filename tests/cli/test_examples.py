@@ -73,6 +73,7 @@ def diverge(run: Path) -> None:
     write_log(run / "tensorboard", [2 + dice.gauss(0, 0.05) for _ in range(200)] + [9.0] * 200)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("line", CASES)
 def test_an_example_works_as_it_stands(
     surgeon: Surgeon,

@@ -81,6 +81,7 @@ def test_a_step_named_with_C_stands_for_its_run(
     assert surgeon("show", ".").stdout == surgeon("show", "8").stdout
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("place", ["", "checkpoint-8", "checkpoint-8/inner", ".ckptsurgeon"])
 @pytest.mark.parametrize("words", [["export", "8", "-o"], ["fork", "--copy"]])
 @pytest.mark.parametrize("whose", ["own", "other"])

@@ -256,6 +256,7 @@ def numbered() -> list[tuple[Any, int]]:
     ]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("number", range(8))
 def test_each_of_many_numbers_is_spliced_as_one_by_one(number: int, protocol: int) -> None:

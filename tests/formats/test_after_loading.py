@@ -98,6 +98,7 @@ def test_every_scheduler_of_torch_is_among_them() -> None:
     assert own - {"LRScheduler"} == {*SCHEDULERS}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_the_hint_holds_for_every_later_update(name: str) -> None:
     """And what is done before the checkpoint is loaded is lost, as the hint says."""

@@ -40,6 +40,7 @@ LIBRARIES = {"lightning", "lightning-sharded", "lightning-deepspeed"}
 """Formats of which only their library makes a run: tests/formats/test_lightning*.py."""
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_of_the_table(run_of: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     root = Path(shutil.copytree(run_of(name), tmp_path / "run", symlinks=True))

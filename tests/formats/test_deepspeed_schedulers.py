@@ -30,6 +30,7 @@ def theirs(new: Options, positions: range) -> list[list[float]]:
     return rates
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("name", SECTIONS)
 def test_every_rate_to_come_is_of_the_new_schedule(tmp_path: Path, name: str, stage: int) -> None:

@@ -72,6 +72,7 @@ def promised(made: Plan) -> dict[str, Any]:
     return {key: getattr(made.promise, key) for key in keys}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.witness(
     "DeepSpeed ZeRO 0",
     "set-lr",

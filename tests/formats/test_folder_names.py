@@ -28,6 +28,7 @@ def said(root: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_run_says_the_same_under_any_name(

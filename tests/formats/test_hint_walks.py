@@ -141,6 +141,7 @@ def _looks(words: Sequence[str]) -> bool:
     return words[0] in ("status", "show", "log", "verify", "doctor", "plan") or "--help" in words
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_hint_leads_to_something_that_works(

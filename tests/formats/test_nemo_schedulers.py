@@ -100,6 +100,7 @@ def to_come(root: Path, name: str, step: int) -> list[list[float]]:
     return rates
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("step", [2, 9, 18])
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_third_of_the_peak_is_a_third_of_every_rate_to_come(

@@ -98,6 +98,7 @@ def _answer(run: Path, folder: Path, capability: str) -> str:
     return re.sub(rf"{re.escape(str(folder))}/|checkpoint-6|global_step6(?!_)", "", said)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_capability_answers_alike(pair: tuple[Path, Path], capability: str) -> None:
     flat, nested = pair

@@ -26,6 +26,7 @@ NOT_ADAM = ("OLMo-core, OLMoDDP",)
 """Its optimizer is none that is known to keep plain means."""
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_of_the_table(run_of: Callable[[str], Path], name: str) -> None:
     run = Run.open(run_of(name))

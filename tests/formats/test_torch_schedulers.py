@@ -43,6 +43,7 @@ def all_rates(options: Options, root: Path) -> list[list[float]]:
     return rates
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("name", schedulers())
 def test_a_halved_lr_halves_every_rate_to_come(tmp_path: Path, name: str, stage: int) -> None:
@@ -135,6 +136,7 @@ def born(name: str, steps: int) -> list[list[float]]:
 MOVABLE = sorted(set(schedulers()) - {"CosineAnnealingWarmRestarts", "SequentialLR"})
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("position", [2, 11])
 @pytest.mark.parametrize("name", MOVABLE)
 def test_a_schedule_goes_on_from_another_position(tmp_path: Path, name: str, position: int) -> None:

@@ -177,6 +177,7 @@ def compare(name: str, shown: str) -> None:
     assert shown == path.read_text()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", [*CASES, *OPT])
 def test_the_history_is_a_recipe(tmp_path: Path, original: Path, name: str) -> None:
     root = tmp_path / "run"

@@ -53,6 +53,7 @@ def bombs(root: Path, shard: Path, name: str) -> None:
         file.write_bytes(file.read_bytes() + record(1 << 60) + b"x" * 99)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", [*PICKLES, "26 a deflate bomb", "37 a record of 2^60 bytes"])
 def test_memory_stays_below_256_mb(trained: Trained, name: str) -> None:
     root = trained()

@@ -103,6 +103,7 @@ def test_a_watch_sees_who_would_wait(tmp_path: Path, kind: str) -> None:
     assert waits == [str(tmp_path / "file")]
 
 
+@pytest.mark.slow
 def test_in_a_run_of_the_bundled_trainer(trained: Trained, tmp_path: Path) -> None:
     root = trained()
     operate(root, {"set": {"lr": 5e-4}})

@@ -32,6 +32,7 @@ def test_a_broken_promise_stops_the_bundled_trainer_before_its_first_step(
     assert snapshot(root) == before
 
 
+@pytest.mark.slow
 def test_a_kept_promise_lets_two_ranks_train(trained: Trained) -> None:
     root = trained(ranks=2)
     run = Run.open(root)

@@ -22,7 +22,7 @@ from tests.support.compiled import MADE, compiled, sources_in
 from tests.support.training_log import scalar, text
 
 MUTATIONS = 100_000
-FEW = 15_000
+FEW = 5_000
 SOURCES = Path(__file__).parents[2] / "csrc" / "events"
 
 pytestmark = pytest.mark.skipif(event_file.native is None, reason="the native module is not built")

@@ -30,6 +30,7 @@ def near(seed: int) -> bool:
     return bool(made.event - slack <= spike.first <= made.risen + slack)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("seed", HELD_OUT)
 def test_nothing_healthy_is_ill_and_nothing_ill_is_missed(seed: int) -> None:
     if invented(seed).event is None:

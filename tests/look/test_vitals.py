@@ -96,6 +96,7 @@ def hugging_face(root: Path, optimizer: torch.optim.Optimizer, step: int) -> Non
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "amsgrad", "Adamax", "SGD"])
 def test_no_step_of_a_torch_optimizer_raises_an_alarm(

@@ -237,6 +237,7 @@ def documented(what: str, command: str, found: str, part: float, seen: set[str])
     assert part / 2 <= float(cells[1]) <= part * 2, said
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_seeded_fault_is_caught_as_the_table_says(
     engines: Path, tmp_path: Path, what: str

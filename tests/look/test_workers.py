@@ -58,6 +58,7 @@ PASSES: dict[str, Pass] = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", PASSES)
 @pytest.mark.parametrize(("ranks", "zero"), [(1, 1), (2, 3)])
 def test_processes_say_what_threads_say(

@@ -145,6 +145,7 @@ def test_earlier_releases_of_the_known_deepspeed_can_be_started(
     assert not fuse(engine, ALONE)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 @some(STAGES)
 def test_a_nonfinite_gradient_does_what_it_does_in_deepspeed(

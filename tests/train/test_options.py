@@ -50,6 +50,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("overrides", OPTIONS.values(), ids=OPTIONS)
 def test_a_run_resumes_bit_for_bit(
     in_process: InProcess, tmp_path: Path, overrides: list[str]

@@ -128,6 +128,7 @@ def statistics(run: Path) -> dict[str, list[float]]:
     }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", TWO)
 def test_the_statistics_of_two_ranks_count_each_weight_once(trained: Trained, name: str) -> None:
     if (reason := kernels.load()) is not None:
@@ -145,6 +146,7 @@ def test_the_statistics_of_two_ranks_count_each_weight_once(trained: Trained, na
         assert found[tag] == pytest.approx(values, rel=1e-4, abs=near)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", TWO)
 def test_two_ranks_have_the_losses_of_one(trained: Trained, name: str) -> None:
     alone = trained.ran[alone_of(name)]

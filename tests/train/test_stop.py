@@ -53,7 +53,10 @@ def saved_at_the_end(process: subprocess.Popen[str], run: Path) -> str:
 
 @pytest.mark.parametrize(
     ("number", "ranks"),
-    [(signal.SIGUSR1, 2), pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow)],
+    [
+        pytest.param(signal.SIGUSR1, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_to_one_rank_stops_and_saves_all(
     tmp_path: Path, corpus: Path, number: signal.Signals, ranks: int

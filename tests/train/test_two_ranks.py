@@ -86,6 +86,7 @@ def on_two(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[[
     return lambda name: ran(name in NIGHTLY)[name]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n in NIGHTLY else []) for n in CASES]
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launch import REPO
+from tests.support.launch import REPO, launch
 from train.config import load_config
 from train.errors import UsageError
 from train.watchdog import HUNG, MARKER
@@ -68,13 +68,7 @@ def test_a_rank_that_waits_for_one_that_is_gone_leaves_with_its_stacks(
 
 def test_a_run_that_goes_on_is_left_alone(corpus: Path, tmp_path: Path) -> None:
     words = [f"save={tmp_path}", f"data={corpus}", "watchdog=0.2"]
-    done = subprocess.run(
-        [*TRAIN, *words],
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    launch("--config=train/configs/tiny.yaml", "--from-scratch", *words)
 
 
 def test_no_time_at_all_is_refused() -> None:

@@ -49,6 +49,7 @@ def test_a_product_and_its_gradients_are_torchs(
         assert_close(ours, wanted, 2e-6)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("rows", [1, 6, 7, 8, 20])  # chunks of 7: none whole, whole, a rest
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)]

@@ -13,12 +13,14 @@ ROWS = [(case, dtype) for case in CASES for dtype in case.dtypes]
 NAMES = [f"{case.op}-{str(dtype).removeprefix('torch.')}" for case, dtype in ROWS]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("case", "dtype"), ROWS, ids=NAMES)
 def test_an_op_gives_what_its_formula_gives(case: Case, dtype: torch.dtype, backend: str) -> None:
     check(case, dtype, backend, clone)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
