@@ -62,6 +62,29 @@ for run in found:
     }
 print("SAID", json.dumps(said))
 """
+TRACES = """
+import sys, time, mlflow
+mlflow.set_tracking_uri(f"sqlite:///{sys.argv[1]}/mlflow.db")
+mlflow.set_experiment("p")
+with mlflow.start_run(run_name="train"):
+    for step in range(1, 13):
+        with mlflow.start_span(name=f"rollout {step}"):
+            time.sleep(0.01)
+        time.sleep(0.01)
+        mlflow.log_metric("loss", 1 / step, step=step)
+        time.sleep(0.01)
+mlflow.flush_trace_async_logging()
+"""
+TRACES_SAID = """
+import json, sys, mlflow
+mlflow.set_tracking_uri(f"sqlite:///{sys.argv[1]}/mlflow.db")
+mlflow.set_experiment("p")
+said = {}
+for run in mlflow.search_runs(output_format="list"):
+    traces = mlflow.search_traces(run_id=run.info.run_id, return_type="list")
+    said[run.info.run_name] = sorted(int(trace.data.spans[0].name.split()[1]) for trace in traces)
+print("SAID", json.dumps(said))
+"""
 TRACKIO = """
 import sys, trackio
 first, last, loss = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
@@ -164,6 +187,20 @@ def test_a_run_that_crashed_and_went_on_is_one_curve(
     assert (root / file).read_bytes() == whole
     undo(root)
     assert snapshot(root)[file] == before[file]
+
+
+def test_traces_go_with_the_points_that_they_were_made_for(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "run", (8,))
+    done = process(TRACES, root)
+    assert done.returncode == 0, done.stderr
+    assert said(TRACES_SAID, root) == {"train": list(range(1, 13))}
+    rollback(root, 8)
+    assert said(TRACES_SAID, root) == {
+        "train": list(range(1, 9)),
+        "train-cut-0001": list(range(9, 13)),
+    }
+    undo(root)
+    assert said(TRACES_SAID, root) == {"train": list(range(1, 13))}
 
 
 def _of_mlflow(clean: dict[str, Any]) -> None:

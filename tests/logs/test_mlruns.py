@@ -131,3 +131,14 @@ def test_a_run_whose_metadata_can_not_be_read_is_left_alone(root: Path) -> None:
     before = snapshot(store)
     back(root, 6)
     assert snapshot(store) == before
+
+
+def test_its_traces_are_named_as_what_stays(root: Path) -> None:
+    store = root / "mlruns"
+    log_to_mlruns(store, [(step, {"loss": 1 / step}) for step in range(1, 11)])
+    for name, run in (("tr-1", "a" * 32), ("tr-2", "a" * 32), ("tr-3", "b" * 32)):
+        folder = store / EXPERIMENT / "traces" / name / "request_metadata"
+        folder.mkdir(parents=True)
+        (folder / "mlflow.sourceRun").write_text(run)
+    plan = surgery.plan(Run.open(root), from_data({"rollback": {"to": 6}}))
+    assert "mlruns: train: its 2 traces stay with it, whenever made" in plan.warnings

@@ -78,6 +78,10 @@ class Database(TrackedRuns):
     def parted(self, database: sqlite3.Connection, parted: Parted) -> Iterator[Statement]:
         """What takes the points that do not stay to their run, or away."""
 
+    def left(self, database: sqlite3.Connection, parted: Parted) -> Iterator[str]:
+        """What of a run stays with it though its points go, a sentence each."""
+        return iter(())
+
     @abstractmethod
     def whole_aside(self, database: sqlite3.Connection, parted: Parted) -> Iterator[Statement]:
         """The same of a run of which nothing stays."""
@@ -120,16 +124,19 @@ class Database(TrackedRuns):
         file = relative(self.path, self.root)
         refuse_live(self.path)
         changes: list[AnyChange] = []
+        warnings: list[str] = []
         with opened(self.path) as database:
             first = partial(self.steps_at, database, end="first")
             for run in self._passed(self.runs(database), cut.marks, first):
                 points = self.points_of(database, run)
                 stays = self.leading_to(points, cut.marks, f"{file}: {run.name}")
                 if not stays.all():
-                    changes.append(self._parted(database, run, points, stays, cut))
+                    parted = self._part(database, run, points, stays, cut)
+                    changes.append(self._changed(database, parted, cut))
+                    warnings += self.left(database, parted)
                 if stays.any() and not self.named:
                     break
-        return changes, []
+        return changes, warnings
 
     def rename_keys(self, names: NewNames) -> tuple[list[AnyChange], Counts]:
         name, used = namer(names.pairs, names.regex)
@@ -162,21 +169,23 @@ class Database(TrackedRuns):
 
     # --- changes ---------------------------------------------------------------------------------
 
-    def _parted(
+    def _part(
         self,
         database: sqlite3.Connection,
         run: TrackedRun,
         points: Points,
         stays: NDArray[np.bool_],
         cut: Cut,
-    ) -> Rewrite:
+    ) -> Parted:
         id, name = tracked.branch(run, cut)
-        step = cut.marks.iteration
-        parted = Parted(run, points, stays, cut.keep_as is not None, id, name, step)
         if self.has(database, id, name):
             raise self._there_is(name)
+        return Parted(run, points, stays, cut.keep_as is not None, id, name, cut.marks.iteration)
+
+    def _changed(self, database: sqlite3.Connection, parted: Parted, cut: Cut) -> Rewrite:
+        stays = parted.stays
         statements = self.parted if stays.any() else self.whole_aside
-        note = tracked.note(int(stays.sum()), len(stays), run, cut)
+        note = tracked.note(int(stays.sum()), len(stays), parted.run, cut)
         return self._rewrite(tuple(statements(database, parted)), note)
 
     def _rewrite(self, statements: Sequence[Statement], note: str) -> Rewrite:

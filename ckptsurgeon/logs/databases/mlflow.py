@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from ckptsurgeon.logs import metrics
+from ckptsurgeon.logs.databases import mlflow_traces
 from ckptsurgeon.logs.databases.database import MOST, Database, End, Parted
 from ckptsurgeon.logs.databases.reading import columns
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.metrics import SYSTEM
 from ckptsurgeon.logs.points import Points
 from ckptsurgeon.logs.tracked import TrackedRun
+from ckptsurgeon.plans.edits import relative
 from ckptsurgeon.plans.queries import Statement
 
 if TYPE_CHECKING:
@@ -114,6 +116,7 @@ class MLflow(Database):
                 yield f"UPDATE metrics SET run_uuid = ? {where}", (new, old, first, last)
             else:
                 yield f"DELETE FROM metrics {where}", (old, first, last)
+        yield from mlflow_traces.parted(database, parted)
         if parted.keep:
             yield _LATEST, (new, old)
         yield _LATEST, (old, old)
@@ -128,6 +131,13 @@ class MLflow(Database):
                 yield f"UPDATE inputs SET source_id = ? {where}", (new, old, parted.step)
             else:
                 yield f"DELETE FROM inputs {where}", (old, parted.step)
+
+    def left(self, database: sqlite3.Connection, parted: Parted) -> Iterator[str]:
+        if count := mlflow_traces.left(database, parted):
+            yield (
+                f"{relative(self.path, self.root)}: {count} traces of {parted.run.name} that were "
+                f"made after step {parted.step} stay with it"
+            )
 
     def whole_aside(self, database: sqlite3.Connection, parted: Parted) -> Iterator[Statement]:
         id = parted.run.id

@@ -65,6 +65,12 @@ class RunFolder:
         except OSError:
             return ""
 
+    def traces(self) -> int:
+        """How many traces of the experiment say that this run made them."""
+        folder = self.path.parent / "traces"
+        named = folder.glob("*/request_metadata/mlflow.sourceRun")
+        return sum(whole_file.read(path, MOST) == self.id.encode() for path in named)
+
     def files(self, kind: str) -> dict[str, Path]:
         """Name → file of what it has of `metrics`, `params` or `tags`; a link is left alone."""
         folder = self.path / kind

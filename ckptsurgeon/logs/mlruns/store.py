@@ -66,6 +66,7 @@ class MLflowFiles(TrackedRuns):
             return self.folders[run.id].steps_at_the("first")
 
         changes: list[AnyChange] = []
+        warnings: list[str] = []
         for run in self._passed(self._runs(whole=True), cut.marks, first):
             folder = self.folders[run.id]
             files, points = folder.points()
@@ -77,9 +78,11 @@ class MLflowFiles(TrackedRuns):
                     raise self._there_is(parted.name)
                 changes += parting.parted(parted, files, by_line(points, stays))
                 changes += logged_models.parted(parted, files, by_line(points, stays))
+                if stays.any() and (count := folder.traces()):
+                    warnings.append(f"{what}: its {count} traces stay with it, whenever made")
             if stays.any() and not self.named:
                 break
-        return changes, []
+        return changes, warnings
 
     def note(self, step: int, text: str, when: float) -> list[AnyChange]:
         """A tag: the description of the run is its user's."""
