@@ -66,9 +66,7 @@ def test_one_that_is_stopped_costs_its_jobs_and_spoils_nothing_once_it_is_back(
         os.kill(victim, signal.SIGSTOP)
 
     if when == "before":
-        operate(root, dask)  # both are there
-        surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
-        shutil.rmtree(root / ".ckptsurgeon")
+        dask.wait()
         os.kill(victim, signal.SIGSTOP)
         operate(root, dask)
     else:
@@ -95,6 +93,7 @@ def test_one_whose_job_never_ends_costs_it(
     slow.add(SECONDS="100000")
     slow.add()
     slow.add()
+    dask.wait()
     operate(root, dask)
     assert dask.workers[0].pid in slow.busy()
     said = capsys.readouterr().err

@@ -37,6 +37,13 @@ class Dask:
         self.workers.append(worker)
         self._started.append(worker)
 
+    def wait(self) -> None:
+        """Until each of its workers takes jobs."""
+        from distributed import Client
+
+        with Client(scheduler_file=str(self.file), set_as_default=False) as client:
+            client.wait_for_workers(len(self.workers), timeout=120)
+
     def _start(self, *words: object, limit: int = 0, **environment: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "distributed.cli.dask_" + str(words[0]), *words[1:]]
         command += ["--scheduler-file", self.file]
