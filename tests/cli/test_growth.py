@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ckptsurgeon.logs.tensorboard.crc32c import masked
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.transaction.kept import document
 from ckptsurgeon.transaction.receipts import contents, records
-from tests.cli.conftest import Surgeon
+from tests.cli.conftest import Surgeon, invoke
 from tests.support.counted import counted, linear
 from tests.support.tiny_run import GROUP, LAMBDA_LR, make_run, write_torch_file
 
@@ -217,3 +218,29 @@ def test_a_transplant_reads_the_places_of_the_source_once_however_many_shards(
         costs[shards] = reads
     few, many = (costs[50] - costs[25]) / 25, (costs[100] - costs[50]) / 50
     assert 0 < many <= 1.5 * few, costs
+
+
+@pytest.mark.parametrize("few", [25, pytest.param(100, marks=pytest.mark.slow)])
+def test_twice_the_shards_take_twice_the_receipt_and_memory_of_a_transplant(
+    few: int, tmp_path: Path
+) -> None:
+    """So these say what 10,000 take: 20 MB and 1 GB at most. The receipt does not list where each
+    piece of a shard came from."""
+    _transplanted(tmp_path / "first", 25)  # what it imports is not counted
+    small, large = (_transplanted(tmp_path / str(count), count) for count in (few, 2 * few))
+    for one, two, most in zip(small, large, (2_000, 100_000), strict=True):
+        assert two <= 2.25 * one and two <= 2 * few * most, (small, large)
+
+
+def _transplanted(root: Path, shards: int) -> tuple[int, int]:
+    """Bytes of the receipt, and of memory at the peak."""
+    ranks(root, shards)
+    tracemalloc.start()
+    try:
+        result = invoke("transplant", "--from", root / "source", "-y", "-C", root / "run")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert result.exit_code == 0, result.output
+    records = (root / "run/.ckptsurgeon/receipts/0001").iterdir()
+    return sum(record.stat().st_size for record in records), peak

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 NUMBERED = re.compile(r"(.*\.local_experts\.|.*\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)(.*)")
 """One expert's: of a layer that has each as a module, or numbered weights."""
@@ -33,7 +33,39 @@ def shares(tensor: int, spread: int, cut: int) -> list[tuple[int, int]]:
     """The tensor and the expert rank of each file of a stage: not every pair where experts are cut
     over others than the attention is (`megatron/core/parallel_state.py`)."""
     processes = range(math.lcm(tensor, cut * spread))
-    return sorted({(rank % tensor, rank // cut % spread) for rank in processes})
+    return sorted({_share(rank, tensor, spread, cut) for rank in processes})
+
+
+def _share(process: int, tensor: int, spread: int, cut: int) -> tuple[int, int]:
+    return process % tensor, process // cut % spread
+
+
+def share_one_file(tensor: int, spread: int, cut: int) -> bool:
+    """Whether ranks that have other pieces of an expert write the same file: its name has the rank
+    of the attention alone."""
+    files: dict[tuple[int, int], set[int]] = {}
+    for process in range(math.lcm(tensor, cut * spread)):
+        files.setdefault(_share(process, tensor, spread, cut), set()).add(process % cut)
+    return any(len(pieces) > 1 for pieces in files.values())
+
+
+class Kept(NamedTuple):
+    """Whether the distributed optimizer keeps its state of experts, and of all else, in a file: the
+    first of those ranks does so that have the same (`ChainedOptimizer.save_parameter_state`)."""
+
+    experts: bool
+    others: bool
+
+
+def kept(file: Path, args: Mapping[str, Any]) -> Kept:
+    """Of the folder of this file."""
+    tensor, spread = int(args.get("tensor_model_parallel_size") or 1), ranks(args)
+    cut = tensor_ranks(args)
+    share = int(file.parent.name.split("_")[2]), rank(file) if spread > 1 else 0
+    firsts = cut * spread, tensor
+    return Kept(
+        *(share in {_share(each, tensor, spread, cut) for each in range(end)} for end in firsts)
+    )
 
 
 def rank(file: Path) -> int:

@@ -46,6 +46,7 @@ def parts(checkpoint: MegatronShards) -> list[Part]:
     spread = experts.ranks(checkpoint.args()) > 1
     for file, prefix in checkpoint.roots():
         weights = list(_weights(checkpoint, file, prefix))
+        _refuse_lost_pieces(checkpoint, weights)
         if spread:
             known = experts.of_all([each.name for each in weights], experts.rank(file))
             weights = [each._replace(name=known.get(each.name, each.name)) for each in weights]
@@ -65,6 +66,20 @@ def parts(checkpoint: MegatronShards) -> list[Part]:
         if part.kind == "weights" and not (spread and experts.are_cut(part.parameter))
     }
     return [part._replace(box=whole.get((part.parameter, part.cut))) for part in out]
+
+
+def _refuse_lost_pieces(checkpoint: MegatronShards, weights: Iterable[Named]) -> None:
+    """Raise SurgeryError for experts of which the files can't have all."""
+    args = checkpoint.args()
+    tensor, cut = int(args.get("tensor_model_parallel_size") or 1), experts.tensor_ranks(args)
+    if not experts.share_one_file(tensor, experts.ranks(args), cut):
+        return
+    if any(experts.ANY.match(each.name) for each in weights):
+        raise SurgeryError(
+            f"{checkpoint.path.name} has experts in {cut} pieces, and files of {tensor} tensor "
+            "ranks: of the ranks that write one file, it has the pieces of the last one",
+            next="save with --ckpt-format torch_dist, which keeps every piece",
+        )
 
 
 def _weights(checkpoint: MegatronShards, file: Path, prefix: tuple[Key, ...]) -> Iterator[Named]:
@@ -112,7 +127,7 @@ def _in_buffers(checkpoint: MegatronShards, file: Path, weights: Sequence[Named]
 
     for mine, *others in views.values():
         named = [mine, *others]
-        if _kept_elsewhere(checkpoint, file) and not any(experts.ANY.match(w.name) for w in named):
+        if _kept_elsewhere(checkpoint, file, named):
             yield from (Part.whole(each.name, "", "weights", each.place) for each in named)
             continue
         # a frozen weight has a storage of its own
@@ -120,12 +135,14 @@ def _in_buffers(checkpoint: MegatronShards, file: Path, weights: Sequence[Named]
             raise unknown(file, f"where the masters of {mine.name} are, which lies in a buffer")
 
 
-def _kept_elsewhere(checkpoint: MegatronShards, file: Path) -> bool:
-    """Whether the flat tensors of all but the experts are those of the first expert rank, which
-    alone saves them: here is None in their place."""
+def _kept_elsewhere(checkpoint: MegatronShards, file: Path, weights: Sequence[Named]) -> bool:
+    """Whether the flat tensors of these are in the file of another rank that has the same weights,
+    which alone saves them: here is None in their place."""
     tree = checkpoint.trees[file]
-    later = experts.ranks(checkpoint.args()) > 1 and experts.rank(file) > 0
-    return later and isinstance(tree, (list, tuple)) and None in tree
+    if not isinstance(tree, (list, tuple)) or None not in tree:
+        return False
+    kept = experts.kept(file, checkpoint.args())
+    return not any(kept.experts if experts.ANY.match(w.name) else kept.others for w in weights)
 
 
 def _buffers(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:
