@@ -31,6 +31,8 @@ MEMORY = 500
 """MB that a transplant may take at any size."""
 SHARDS = 15
 """Times the CPU time of a tenth of the shards that a transplant may take."""
+RECEIPT = 2
+"""kB that a shard may add to the receipt."""
 TARGETS = {"data": 0.8, "tensor": 0.5}
 
 
@@ -91,6 +93,8 @@ def _many(root: Path, few: int) -> list[Row]:
         python("bench.transplant", "ranks", root, count)
         words = ("transplant", "--from", root / "source", "--yes", "--quiet", "-C", root / "run")
         done.append(python("ckptsurgeon", *words))
+        (receipt,) = root.glob("run/.ckptsurgeon/receipts/0*/receipt.json")
+        size = receipt.stat().st_size
         shutil.rmtree(root)
     small, large = done
     what = f"transplant of {10 * few:,} shards"
@@ -98,6 +102,7 @@ def _many(root: Path, few: int) -> list[Row]:
         Row(f"{what}: CPU time of one of a tenth as many", large.cpu / small.cpu, "×", SHARDS,
             note=f"{large.cpu:.1f} s, and {large.seconds:.1f} s as typed"),
         Row(f"{what}: memory", large.peak_mb, "MB", MEMORY, note=f"{small.peak_mb:.0f} MB a tenth"),
+        Row(f"{what}: receipt", size / few / 10_000, "kB", RECEIPT, note="a shard"),
     ]  # fmt: skip
 
 

@@ -72,9 +72,11 @@ def test_a_picture_of_many_events_takes_little_memory() -> None:
 
 @pytest.mark.slow
 def test_a_transplant_takes_little_memory_and_a_short_receipt() -> None:
-    data, tensor, time, large, memory, receipt, universal = measure(["transplant"], quick=True)
-    assert data.unit == tensor.unit == time.unit == universal.unit == "×"
+    data, tensor, *many, memory, receipt, universal, dicts = measure(["transplant"], quick=True)
+    time, large, each = many
+    assert data.unit == tensor.unit == time.unit == universal.unit == dicts.unit == "×"
     assert memory.met and time.met and large.measured < 200 and receipt.measured < 200  # MB, kB
+    assert each.what == "transplant of 500 shards: receipt" and each.met
 
 
 @pytest.mark.slow

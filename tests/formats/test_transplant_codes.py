@@ -339,19 +339,32 @@ def test_another_optimizer_of_the_library_is_refused(
         plan(Run.open(run), from_data({"transplant": {"source": str(source)}}))
 
 
-def test_states_in_objects_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("side", ["source", "run"])
+@pytest.mark.parametrize(("name", "kept"), [
+    ("AdamW8bit", "torchao.optim.subclass_8bit.OptimState8bit"),
+    ("AdamW4bit", "torchao.optim.subclass_4bit.OptimState4bit"),
+    ("AdamWFp8", "torchao.optim.subclass_fp8.OptimStateFp8"),
+])  # fmt: skip
+def test_states_in_objects_are_refused_by_their_class(
+    tmp_path: Path, name: str, kept: str, side: str
+) -> None:
     """torchao's, whose codes are in a class of its own."""
     import torchao.optim
 
-    source = saved(tmp_path / "source", replace(PLAIN, stage=0))
-    run = saved(tmp_path / "run", replace(PLAIN, stage=1), steps=1)
-    (file,) = (source / f"global_step{STEP}").glob("*.pt")
+    roots = {
+        "source": saved(tmp_path / "source", replace(PLAIN, stage=0)),
+        "run": saved(tmp_path / "run", replace(PLAIN, stage=0), steps=1),
+    }
+    (file,) = roots[side].glob("global_step*/*.pt")
     tree = torch.load(file, weights_only=False)
     weight = torch.nn.Parameter(torch.randn(640, 8))
-    made = torchao.optim.AdamW8bit([weight])
+    made = getattr(torchao.optim, name)([weight])
     weight.grad = torch.randn_like(weight)
     made.step()
     tree["optimizer"]["state"][0] = made.state_dict()["state"][0]
     torch.save(tree, file)
-    with pytest.raises(SurgeryError, match="codes of fewer bits do, which are neither read nor"):
-        plan(Run.open(run), from_data({"transplant": {"source": str(source)}}))
+    before = snapshot(roots["run"])
+    with pytest.raises(SurgeryError) as refused:
+        plan(Run.open(roots["run"]), from_data({"transplant": {"source": str(roots["source"])}}))
+    assert f"{file.name}: " in str(refused.value) and kept in str(refused.value)
+    assert snapshot(roots["run"]) == before

@@ -4,15 +4,20 @@ checkpoints have them. Run by `make test-formats`."""
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.megatron import experts
 from ckptsurgeon.recipe.file import from_data
 from tests.support.dcp_tensors import tensors
 from tests.support.launch import run_module
@@ -42,6 +47,7 @@ KINDS = {
     "legacy on two ranks": (2, (*LEGACY, *SPREAD)),
     "legacy and plain on two ranks": (2, (*LEGACY, *SPREAD, "--no-distributed")),
     "legacy and whole on tensor ranks": (2, (*LEGACY, *CUT, *SPREAD, "--expert-tensor", "1")),
+    "legacy, of one rank on tensor ranks": (2, (*LEGACY, *CUT, "--expert-tensor", "1")),
 }
 """How many ranks share the four experts of each layer, and how; by the newest megatron-core, or the
 one of the environment."""
@@ -56,7 +62,9 @@ LEGACY_MOVES = [
     ("legacy", "legacy on two ranks"), ("legacy on two ranks", "legacy and plain on two ranks"),
     ("legacy and plain on two ranks", "legacy on two ranks"), ("legacy on two ranks", "legacy"),
     ("legacy and whole on tensor ranks", "legacy and whole on tensor ranks"),
+    ("legacy, of one rank on tensor ranks", "legacy, of one rank on tensor ranks"),
 ]  # fmt: skip
+SIZES = st.sampled_from([1, 2, 3, 4, 8])
 CHAINED = re.compile(r"chained_\d+\.")
 """How the core begins the names of an optimizer that is several: where experts have their own
 ranks."""
@@ -140,3 +148,39 @@ def losses(runs: Path, kind: str) -> dict[int, float]:
 
 def goes_on(run: Path, kind: str) -> dict[int, float]:
     return train(kind, run, STEP + MORE, "--saved")  # none
+
+
+@given(SIZES, SIZES, SIZES, st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_legacy_files_and_the_states_in_them_are_those_of_the_cores_own_groups(
+    tensor: int, spread: int, cut: int, more: int
+) -> None:
+    """Each rank loads a file. One that is the first of its data-parallel group, of the attention or
+    of the experts, saves it, and in it the state of what it is the first of."""
+    from megatron.core.parallel_state import RankGenerator
+
+    world = math.lcm(tensor, cut * spread) * more
+    order: dict[str, Any] = {"pp": 1, "cp": 1, "order": "tp-cp-ep-dp-pp"}
+    attention = RankGenerator(tp=tensor, ep=1, dp=world // tensor, **order)
+    sparse = RankGenerator(tp=cut, ep=spread, dp=world // (cut * spread), **order)
+    mine, data = places(attention, "tp"), places(attention, "dp")
+    expert, piece, copy = (places(sparse, axis) for axis in ("ep", "tp", "dp"))
+    files: dict[tuple[int, int], list[int]] = {}
+    for rank in range(world):
+        files.setdefault((mine[rank], expert[rank]), []).append(rank)
+    assert experts.shares(tensor, spread, cut) == sorted(files)
+    several = [ranks for ranks in files.values() if len({piece[rank] for rank in ranks}) > 1]
+    assert experts.share_one_file(tensor, spread, cut) == bool(several)
+    args = {
+        "tensor_model_parallel_size": tensor, "expert_model_parallel_size": spread,
+        "expert_tensor_parallel_size": cut,
+    }  # fmt: skip
+    for (own, other), ranks in files.items():
+        folder = Path(f"mp_rank_{own:02d}" + (f"_{other:03d}" if spread > 1 else ""))
+        firsts = [any(at[rank] == 0 for rank in ranks) for at in (copy, data)]
+        assert experts.kept(folder / "distrib_optim.pt", args) == tuple(firsts)
+
+
+def places(generator: Any, axis: str) -> dict[int, int]:
+    """Of each rank, its place among those that differ from it along this axis alone."""
+    return {rank: i for group in generator.get_ranks(axis) for i, rank in enumerate(group)}

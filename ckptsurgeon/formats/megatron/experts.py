@@ -41,8 +41,8 @@ def _share(process: int, tensor: int, spread: int, cut: int) -> tuple[int, int]:
 
 
 def share_one_file(tensor: int, spread: int, cut: int) -> bool:
-    """Whether ranks that have other pieces of an expert write the same file: its name has the rank
-    of the attention alone."""
+    """Whether ranks that have other pieces of an expert have the same file: its name has the rank of
+    the attention alone."""
     files: dict[tuple[int, int], set[int]] = {}
     for process in range(math.lcm(tensor, cut * spread)):
         files.setdefault(_share(process, tensor, spread, cut), set()).add(process % cut)

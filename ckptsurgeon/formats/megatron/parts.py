@@ -77,7 +77,7 @@ def _refuse_lost_pieces(checkpoint: MegatronShards, weights: Iterable[Named]) ->
     if any(experts.ANY.match(each.name) for each in weights):
         raise SurgeryError(
             f"{checkpoint.path.name} has experts in {cut} pieces, and files of {tensor} tensor "
-            "ranks: of the ranks that write one file, it has the pieces of the last one",
+            "ranks: ranks with other pieces have the same file, and it holds those of one",
             next="save with --ckpt-format torch_dist, which keeps every piece",
         )
 
