@@ -41,7 +41,7 @@ def _share(process: int, tensor: int, spread: int, cut: int) -> tuple[int, int]:
 
 
 def share_one_file(tensor: int, spread: int, cut: int) -> bool:
-    """Whether ranks with different pieces of an expert have the same file: its name says the rank of
+    """Whether ranks with other pieces of an expert have the same file: its name says the rank of
     the attention alone."""
     files: dict[tuple[int, int], set[int]] = {}
     for process in range(math.lcm(tensor, cut * spread)):
