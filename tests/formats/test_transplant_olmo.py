@@ -135,6 +135,45 @@ def test_transformers_goes_on_with_its_losses(runs: Path, tmp_path: Path) -> Non
     assert losses == pytest.approx(list(seen.losses.values()), rel=1e-5)
 
 
+def saved_once_more(run: Path, to: Path) -> Path:
+    """The step, loaded by OLMo-core's own Trainer and saved by it into another run."""
+    from tests.support.olmo_core import Start, trainer
+
+    live, _ = trainer(to, STEP, Start(scheduler=None, lr=llamas.RATE))
+    live.load_checkpoint(run)
+    live.save_checkpoint()
+    return to
+
+
+def of_transformers(root: Path) -> dict[tuple[str, str], torch.Tensor]:
+    """Weights, moments and Adam's steps of a Trainer's step, by kind and name."""
+    from safetensors.torch import load_file
+
+    step = root / f"checkpoint-{STEP}"
+    order = (root / "order.txt").read_text().split("\n")
+    weights = load_file(step / "model.safetensors")
+    found = {("weights", name): each for name, each in weights.items()}
+    states = torch.load(step / "optimizer.pt")["state"]
+    return found | {
+        (kind, order[i]): each for i, state in states.items() for kind, each in state.items()
+    }
+
+
+def test_through_its_own_loader_and_saver_and_back_is_the_step_that_was_saved(
+    runs: Path, tmp_path: Path
+) -> None:
+    """Bit for bit: its Trainer reads what was filled, and writes what is filled from."""
+    source, run = runs / "hugging_face", copied(runs, "fresh olmo", tmp_path)
+    filled(run, source, source)
+    through = saved_once_more(run, tmp_path / "through")
+    back = tmp_path / "back"
+    shutil.copytree(runs / "fresh hugging_face", back)
+    filled(back, through, back)
+    known, found = of_transformers(source), of_transformers(back)
+    assert known.keys() == found.keys() and len({kind for kind, _ in known}) == 4
+    assert [key for key in known if not torch.equal(known[key], found[key])] == []
+
+
 @pytest.mark.parametrize(("source", "target"), [("hugging_face", "olmo"), ("olmo", "hugging_face")])
 def test_groups_of_other_parameters_are_refused(
     runs: Path, tmp_path: Path, source: str, target: str
