@@ -20,6 +20,7 @@ from ckptsurgeon.disk.files import (
     write_each,
     write_new,
 )
+from ckptsurgeon.disk.held import Held
 from ckptsurgeon.disk.names import (
     Folders,
     fsync_directory,
@@ -36,6 +37,7 @@ from ckptsurgeon.disk.owners import copy_mode, copy_rights
 
 __all__ = [
     "Folders",
+    "Held",
     "calls",
     "clone",
     "copy_at",

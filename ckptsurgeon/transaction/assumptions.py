@@ -33,6 +33,7 @@ from ckptsurgeon.plans.edits import (
 from ckptsurgeon.plans.plan import Fingerprint
 from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.plans.sources import Numbers
+from ckptsurgeon.plans.spans import rows
 from ckptsurgeon.remote import reads
 from ckptsurgeon.workers import side_by_side
 
@@ -315,9 +316,10 @@ def tail_digest(path: Path, spans: Iterable[tuple[int, int]]) -> str:
 
 
 def digest_of(descriptor: int, spans: Iterable[tuple[int, int]]) -> str:
-    """The same of an open file."""
+    """The same of an open file. Spans that touch are read at once: each read may be a round trip."""
     digest = hashlib.sha256()
-    for start, end in spans:
+    for row in rows(tuple(spans), 0):
+        start, end = row[0][0], row[-1][1]
         while start < end:
             piece = os.pread(descriptor, min(end - start, PIECE), start)
             if not piece:

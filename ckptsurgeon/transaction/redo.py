@@ -29,9 +29,10 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery
@@ -39,6 +40,7 @@ from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import SHORT_GAP, Move, Replace, Tail, Truncate
 from ckptsurgeon.transaction.assumptions import digest_of, tail_digest
 from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.staged import Staged
 from ckptsurgeon.workers import each
 
 ANCHOR = 4096
@@ -69,26 +71,26 @@ def redo(
     appended = [step for step in steps if isinstance(step, Tail)]
     truncated = [step for step in steps if isinstance(step, Truncate)]
     times = _folder_times(root, steps)
-    if appended:
-        with tails.open("rb") as staged:
-            each(lambda step: _check_tail(root, step, staged), appended, jobs)
-        with _folders(root, appended) as folders:
-            each(lambda step: _silence(root, step, folders), appended, jobs)
-            folders.refuse_moved()
-    for group in groups(steps):
-        first = group[0]
-        if isinstance(first, Tail):
-            _append(root, _only(group, Tail), tails, jobs, done)
-        elif isinstance(first, Truncate):
-            with _folders(root, _only(group, Truncate)) as folders:
-                each(lambda step: _cut(root, step, folders), _only(group, Truncate), jobs)
+    with disk.Held(root / step.file for step in appended) as held:
+        if appended:
+            with Staged(tails) as staged, _folders(root, appended) as folders:
+                each(lambda step: _check_tail(root, step, staged, held, folders), appended, jobs)
+                each(lambda step: _silence(root, step, held, folders), appended, jobs)
                 folders.refuse_moved()
-        elif isinstance(first, Replace):
-            _replace(root, _only(group, Replace), jobs)
-            done(len(group))
-        else:
-            _move(root, _only(group, Move))
-            done(len(group))
+        for group in groups(steps):
+            first = group[0]
+            if isinstance(first, Tail):
+                _append(root, _only(group, Tail), tails, held, jobs, done)
+            elif isinstance(first, Truncate):
+                with _folders(root, _only(group, Truncate)) as folders:
+                    each(lambda step: _cut(root, step, folders), _only(group, Truncate), jobs)
+                    folders.refuse_moved()
+            elif isinstance(first, Replace):
+                _replace(root, _only(group, Replace), jobs)
+                done(len(group))
+            else:
+                _move(root, _only(group, Move))
+                done(len(group))
     with _folders(root, truncated) as folders:
         each(lambda step: _restore(root, step, folders), truncated, jobs, done)
         folders.refuse_moved()
@@ -146,37 +148,46 @@ def _unlike(path: Path, what: str) -> InterruptedSurgery:
 # --- append --------------------------------------------------------------------------------------
 
 
-def _check_tail(root: Path, step: Tail, tails: BinaryIO) -> None:
+def _check_tail(
+    root: Path, step: Tail, staged: Staged, held: disk.Held, folders: disk.Folders
+) -> None:
     """Refuse to write bytes that are not ours, or after bytes that are not those of the plan."""
     path = root / step.file
-    end, staged = step.at + step.size, tails.fileno()
-    if os.fstat(staged).st_size < end or digest_of(staged, [(step.at, end)]) != step.digest:
-        raise _unlike(Path(tails.name), f"the staged bytes of {step.file} are damaged")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    if staged.digest(step.at, step.at + step.size) != step.digest:
+        raise _unlike(staged.path, f"the staged bytes of {step.file} are damaged")
+    with held.opened(path, folders) as descriptor:
         size = os.fstat(descriptor).st_size
         if not step.old_size <= size <= step.spans[-1][1]:
             raise _unlike(path, f"it has {size} bytes; it should have {step.old_size} or more")
-        if digest_of(descriptor, _before(step.old_size)) != step.anchor:
-            raise _unlike(path, "it is another file than the one that the surgery began with")
-    finally:
-        os.close(descriptor)
+        _refuse_other_bytes(descriptor, path, step)
 
 
-def _silence(root: Path, step: Tail, folders: disk.Folders) -> None:
+@contextmanager
+def _writable(
+    root: Path, step: Tail, held: disk.Held, folders: disk.Folders
+) -> Iterator[tuple[int, int]]:
+    """The shard that was checked, open for writing, and its size. Refused is what came to lead to
+    its name where that is opened anew, as a name can at any time; of one that is held, whoever
+    writes asks the name afterwards."""
     path = root / step.file
-    with disk.opened(path, within=folders) as descriptor:
-        _refuse_other(descriptor, path, step)
-        if os.fstat(descriptor).st_size != step.cut:
+    compared = held.has(path)
+    with held.opened(path, folders) as descriptor:
+        _refuse_other_names(descriptor, path)
+        if not compared:
+            _refuse_other_bytes(descriptor, path, step)
+        yield descriptor, os.fstat(descriptor).st_size
+
+
+def _silence(root: Path, step: Tail, held: disk.Held, folders: disk.Folders) -> None:
+    path = root / step.file
+    with _writable(root, step, held, folders) as (descriptor, size):
+        if size != step.cut:
             disk.truncate(descriptor, path, step.cut)
         # What comes next may be a rename that a power cut keeps while it loses this.
         disk.fsync_data(descriptor, path)
 
 
-def _refuse_other(descriptor: int, path: Path, step: Tail) -> None:
-    """Refuse what is open as the shard if it is not the shard that was checked: a name can come to
-    lead to another file at any time."""
-    _refuse_other_names(descriptor, path)
+def _refuse_other_bytes(descriptor: int, path: Path, step: Tail) -> None:
     if digest_of(descriptor, _before(step.old_size)) != step.anchor:
         raise _unlike(path, "it is another file than the one that the surgery began with")
 
@@ -188,35 +199,47 @@ def _refuse_other_names(descriptor: int, path: Path) -> None:
 
 
 def _append(
-    root: Path, group: Sequence[Tail], tails: Path, jobs: int, done: Callable[[int], None]
+    root: Path,
+    group: Sequence[Tail],
+    tails: Path,
+    held: disk.Held,
+    jobs: int,
+    done: Callable[[int], None],
 ) -> None:
-    def write(step: Tail, first: int, last: int, folders: disk.Folders) -> None:
+    """The name of each file is asked twice: before the first last write begins, when no reader
+    accepts any file, and right before its own."""
+
+    def write(step: Tail, first: int, last: int, staged: Staged, folders: disk.Folders) -> None:
         path = root / step.file
         spans = step.spans[first:last]
         at = step.at + sum(end - start for start, end in step.spans[:first])
-        size = sum(end - start for start, end in spans)
-        with disk.opened(path, within=folders) as descriptor:
-            _refuse_other(descriptor, path, step)
-            data = os.pread(staged.fileno(), size, at)
-            if len(data) < size:
-                raise OSError(errno.EIO, "a read ended early", str(tails))
+        data = staged.read(at, at + sum(end - start for start, end in spans))
+        with _writable(root, step, held, folders) as (descriptor, size):
+            if size != step.cut:
+                raise _unlike(path, f"it has {size} bytes; it should have {step.cut}")
+            if last == len(step.spans):
+                held.refuse_renamed(path, folders)
             disk.write_each(descriptor, path, data, spans, SHORT_GAP)
             if last == len(step.spans) and step.new_mtime_ns is not None:
                 disk.set_times(path, step.new_mtime_ns, descriptor)
                 disk.fsync_file(descriptor, path)
             else:
                 disk.fsync_data(descriptor, path)
+            if last < len(step.spans):
+                held.refuse_renamed(path, folders)
 
-    def last(step: Tail, folders: disk.Folders) -> None:
-        write(step, len(step.spans) - 1, len(step.spans), folders)
+    def early(step: Tail, staged: Staged, folders: disk.Folders) -> None:
+        write(step, 0, len(step.spans) - 1, staged, folders)
 
-    with tails.open("rb") as staged:
-        with _folders(root, group) as folders:
-            each(lambda step: write(step, 0, len(step.spans) - 1, folders), group, jobs)
-            folders.refuse_moved()
-        with _folders(root, group) as folders:
-            each(lambda step: last(step, folders), group, jobs, done)
-            folders.refuse_moved()
+    def last(step: Tail, staged: Staged, folders: disk.Folders) -> None:
+        write(step, len(step.spans) - 1, len(step.spans), staged, folders)
+
+    with Staged(tails) as staged, _folders(root, group) as folders:
+        each(lambda step: early(step, staged, folders), group, jobs)
+        folders.refuse_moved()
+    with Staged(tails) as staged, _folders(root, group) as folders:
+        each(lambda step: last(step, staged, folders), group, jobs, done)
+        folders.refuse_moved()
 
 
 # --- truncate ------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def _shards_not_silenced_first() -> Iterator[tuple[Any, str, Any]]:
 
 @_bug
 def _silence_not_durable() -> Iterator[tuple[Any, str, Any]]:
-    def wrong(root: Path, step: redo.Tail, _: disk.Folders) -> None:
+    def wrong(root: Path, step: redo.Tail, *_: Any) -> None:
         path = root / step.file
         with disk.opened(path) as descriptor:
             if os.fstat(descriptor).st_size < step.cut:

@@ -36,8 +36,12 @@ def test_a_log_that_says_no_host_may_be_of_another_one_on_a_server(
     (sign,) = Run.open(root).writers()
     assert sign.startswith("metrics.csv: written ") and "maybe from another host" in sign
     wanted = plan(Run.open(root), from_data({"set": {"eps": 1e-6}}))
-    with pytest.raises(SurgeryError, match="maybe from another host"):
+    with pytest.raises(SurgeryError, match="maybe from another host") as refused:
         surgery.apply(Run.open(root), wanted)
+    assert refused.value.untouched == "the run is exactly as it was"
+    assert refused.value.next == (
+        "stop the trainer, wait until it is gone, then repeat the command",
+    )
     quiet = time.time() - 300
     os.utime(log, (quiet, quiet))
     assert Run.open(root).writers() == []
