@@ -17,7 +17,7 @@ from bench.process import python
 from bench.round_trips import COMMANDS, calls, count, per_each, traced
 
 FEW, MANY = 4, 12
-HELD = {"plan": 7, "apply": 37, "undo": 41, "verify": 17}
+HELD = {"plan": 6, "apply": 26, "undo": 34, "verify": 16}
 """Calls for a shard. The goals are 8 for a plan and 20 for an apply and an undo."""
 STATUS = 8
 """Calls of `status` for a step. The goal is 3: a folder that is listed takes as many alone."""

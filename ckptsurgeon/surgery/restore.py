@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -28,10 +29,12 @@ from ckptsurgeon.plans.edits import (
 )
 from ckptsurgeon.plans.log_fields import LOGS
 from ckptsurgeon.plans.plan import Plan, Receipt
+from ckptsurgeon.plans.spans import rows
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.render import make_unreadable, relinked, replaced, rewrite, touched
 from ckptsurgeon.surgery.saved_again import without_saved_again
 from ckptsurgeon.transaction import assumptions, kept, receipts
+from ckptsurgeon.transaction.digests import tail_digest
 from ckptsurgeon.transaction.home import ATTIC, HOME, is_log
 from ckptsurgeon.transaction.inverse import kept_tails
 from ckptsurgeon.transaction.names import refuse_foreign
@@ -51,8 +54,9 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
             next=again("--format", "FORMAT", why="as it was done"),
         )
     whole = receipt
-    receipt, left, anew = without_saved_again(run, receipt, as_they_are=as_they_are)
-    restored, changed = kept.compared(run.root, receipt.id, receipt.inverse)
+    found = kept.found(run.root, receipt.inverse)
+    receipt, left, anew = without_saved_again(run, receipt, found, as_they_are=as_they_are)
+    restored, changed = kept.compared(run.root, receipt.id, receipt.inverse, found)
     names = first_few(changed)
     if changed and not as_they_are:
         raise SurgeryError(
@@ -69,7 +73,7 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
     new = receipts.next_id(run.root)
     since = _since(run, whole, new)
     gone = [move.src for move in since]
-    inverse, linked = _inverse(run, receipt, new, gone)
+    inverse, linked = _inverse(run, receipt, found, new, gone)
     first, last = _replaced(run, linked, new)
     changes, pointers = _pointers(run, receipt, new)
     if anew:
@@ -77,7 +81,8 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
     if gone:
         warnings.append(f"written since {receipt.id}, to the attic: {', '.join(gone)}")
     edits = [*first, *since, *_tails(run, inverse, new), *inverse, *last, *pointers]
-    refuse_foreign(run.root, run.logs.named(), edits, f"receipt {receipt.id}")
+    assumed = dict.fromkeys(touched(edits))
+    refuse_foreign(run.root, run.logs.named(), edits, f"receipt {receipt.id}", assumed.keys())
     return Plan(
         id=new,
         run=str(run.root),
@@ -85,7 +90,7 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
         recipe={},
         changes=(*changes, *(Aside(file, _kind(file)) for file in gone)),
         edits=tuple(edits),
-        assumes=tuple(side_by_side(run.fingerprint, dict.fromkeys(touched(edits)))),
+        assumes=tuple(side_by_side(run.fingerprint, assumed)),
         promise=None,
         warnings=tuple(warnings),
         undoes=receipt.id,
@@ -99,7 +104,7 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
 
 
 def _inverse(
-    run: Run, receipt: Receipt, id: str, gone: Collection[str]
+    run: Run, receipt: Receipt, found: kept.Found, id: str, gone: Collection[str]
 ) -> tuple[list[Edit], list[Truncate | Append]]:
     """The receipt's inverse as it is done now; and what must not be done in place, as the file has
     other names by now.
@@ -112,7 +117,9 @@ def _inverse(
 
     def now(old: Inverse) -> tuple[Move | Replace | Truncate | Append, int]:
         edit = _appended(run, receipt, old) if isinstance(old, Tail) else old
-        return edit, _names(run, edit) if isinstance(edit, (Truncate, Append)) else 0
+        if not isinstance(edit, (Truncate, Append)):
+            return edit, 0
+        return edit, _names(run, edit, found[edit.file])
 
     for edit, names in side_by_side(now, receipt.inverse):
         if isinstance(edit, (Truncate, Append)):
@@ -124,19 +131,14 @@ def _inverse(
     return edits, linked
 
 
-def _names(run: Run, edit: Truncate | Append) -> int:
+def _names(run: Run, edit: Truncate | Append, status: os.stat_result | None) -> int:
     """How many names the file has. Raises SurgeryError if it has another size than the edit needs;
     the bytes are compared right before the commit."""
-    path = run.root / edit.file
-    try:
-        status = path.stat()
-    except OSError:  # refused for that
-        return 0
-    if not stat.S_ISREG(status.st_mode):
+    if status is None or not stat.S_ISREG(status.st_mode):  # refused for that
         return 0
     expected = edit.new_size if isinstance(edit, Truncate) else edit.old_size
     if status.st_size != expected:
-        assumptions.check_size(path, edit)
+        assumptions.check_size(run.root / edit.file, edit)
     return status.st_nlink
 
 
@@ -144,7 +146,7 @@ def _appended(run: Run, receipt: Receipt, tail: Tail) -> Append:
     """What an undo cut off, to be written again."""
     path = run.root / kept_tails(receipt.id)
     spans = [(tail.at, tail.at + tail.size)]
-    if not path.is_file() or assumptions.tail_digest(path, spans) != tail.digest:
+    if not path.is_file() or tail_digest(path, spans) != tail.digest:
         raise SurgeryError(
             f"{path}: the bytes that {receipt.id} cut off {tail.file} are gone",
             next=f"restore {path} from a copy of the run",
@@ -159,7 +161,7 @@ def _appended(run: Run, receipt: Receipt, tail: Tail) -> Append:
 def _tails(run: Run, edits: Sequence[Edit], id: str) -> list[Move]:
     """The bytes that these edits cut off, kept in one file."""
     cut = [edit for edit in edits if isinstance(edit, Truncate)]
-    spans = (Span(edit.file, start, end) for edit in cut for start, end in edit.spans)
+    spans = (Span(e.file, row[0][0], row[-1][1]) for e in cut for row in rows(e.spans, 0))
     staged = kept_tails(id).replace("/attic/", "/staging/")
     return [Move(staged, kept_tails(id), Content(tuple(spans)))] if cut else []
 

@@ -24,7 +24,7 @@ BETAS = {"beta1": 0, "beta2": 1}
 
 
 def without_saved_again(
-    run: Run, receipt: Receipt, *, as_they_are: bool
+    run: Run, receipt: Receipt, found: kept.Found, *, as_they_are: bool
 ) -> tuple[Receipt, list[str], list[str]]:
     """The receipt without what was saved again, the files that were, and the `rewritten` ones that
     it still brings back. Raises SurgeryError for what was saved again; with `as_they_are` only
@@ -33,7 +33,7 @@ def without_saved_again(
     A step stays whole: where one of its files was saved again, all of them stay as they are."""
     steps = [set(map(run.relative, run.format.files(run.root, step))) for step in run.steps()]
     anew = _rewritten(run, receipt, steps)
-    files = _lost(run, receipt, anew, steps)
+    files = _lost(run, receipt, found, anew, steps)
     if not files:
         return receipt, [], anew
     of_files = (step for step in steps if not step.isdisjoint(files))
@@ -83,10 +83,12 @@ def _place(edit: Inverse) -> str:
 Files = set[str]
 
 
-def _lost(run: Run, receipt: Receipt, anew: Sequence[str], steps: Sequence[Files]) -> list[str]:
+def _lost(
+    run: Run, receipt: Receipt, found: kept.Found, anew: Sequence[str], steps: Sequence[Files]
+) -> list[str]:
     """The files of the step that were saved again, where the step can't come back as a whole."""
     edited = [edit for edit in receipt.inverse if isinstance(edit, (Truncate, Tail))]
-    saved = side_by_side(lambda edit: saved_again(run.root / edit.file, edit), edited)
+    saved = side_by_side(lambda e: saved_again(run.root / e.file, e, found[e.file]), edited)
     lost = [edit.file for edit, is_so in zip(edited, saved, strict=True) if is_so]
     back = {_place(edit) for edit in receipt.inverse if isinstance(edit, (Move, Replace))}
     return lost + [f for f in anew if any(f in step and not step <= back for step in steps)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import array
 import fcntl
-import hashlib
 import os
 import stat
 import sys
@@ -33,8 +32,8 @@ from ckptsurgeon.plans.edits import (
 from ckptsurgeon.plans.plan import Fingerprint
 from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.plans.sources import Numbers
-from ckptsurgeon.plans.spans import rows
 from ckptsurgeon.remote import reads
+from ckptsurgeon.transaction.digests import anchored, digest_of
 from ckptsurgeon.workers import side_by_side
 
 AGAIN = again(why="it plans anew")
@@ -119,9 +118,10 @@ def _names(path: Path) -> frozenset[str]:
 # --- edits ---------------------------------------------------------------------------------------
 
 
-def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) -> None:
+def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) -> dict[str, str]:
     """Check that every edit can be done, and done again after a crash at any moment of it. Of what
-    is staged, only what is `there` of an earlier attempt may have its name.
+    is staged, only what is `there` of an earlier attempt may have its name. Returns the sha256 of
+    the bytes before the end of each file that grows (`anchored`).
 
     `redo` sees by the names alone what is done already, so a name that one edit makes is not used
     by another; only a move may take the name that an earlier move freed. Nothing is edited inside
@@ -158,7 +158,9 @@ def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) 
         else:
             in_place.append(edit)
     with disk.Folders(root / edit.file for edit in in_place) as folders:
-        side_by_side(lambda edit: _check_in_place(root / edit.file, edit, folders), in_place)
+        anchors = side_by_side(
+            lambda edit: _check_in_place(root / edit.file, edit, folders), in_place
+        )
     side_by_side(_check_flags, sorted(changed))
     grown = [edit.file for edit in in_place]
     clash = _twice(made + grown) | _twice(used)
@@ -168,22 +170,26 @@ def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) 
         clash |= {name for name in names if name.startswith(f"{folder}/")}
     if clash:
         raise SurgeryError(f"{min(clash)}: two edits of one plan use this name", next=AGAIN)
+    return dict(zip(grown, anchors, strict=True))
 
 
-def _check_in_place(path: Path, edit: Append | Truncate, folders: disk.Folders) -> None:
-    names = _regular(path).st_nlink
-    if names > 1:
-        raise SurgeryError(
-            f"{path} has {names} names (hard links), and an edit in place changes them all",
-            next=AGAIN,
-        )
+def _check_in_place(path: Path, edit: Append | Truncate, folders: disk.Folders) -> str:
+    """By the open file, which is regular, be its name what it may. What `check_edits` returns."""
     with ExitStack() as stack:
         try:
             descriptor = stack.enter_context(disk.opened(path, within=folders))
         except OSError as error:
+            _regular(path)
             why = f"{path}: {error.strerror}: it can't be edited in place"
             raise read_only(path) or SurgeryError(why, next=RIGHTS) from None
+        names = os.fstat(descriptor).st_nlink
+        if names > 1:
+            raise SurgeryError(
+                f"{path} has {names} names (hard links), and an edit in place changes them all",
+                next=AGAIN,
+            )
         check_end(path, descriptor, edit)
+        return digest_of(descriptor, anchored(edit.old_size)) if isinstance(edit, Append) else ""
 
 
 def _is_folder(path: Path) -> bool:
@@ -297,36 +303,6 @@ def check_end(path: Path, descriptor: int, edit: Append | Truncate) -> None:
             "file was changed or saved again since",
             next=command("verify", why="see whether it is sound now"),
         )
-
-
-PIECE = 1 << 16
-"""Bytes that are read at once to be digested: for fewer than 128 KiB malloc asks the kernel for no
-pages of their own, each of which would be a page fault."""
-
-
-def tail_digest(path: Path, spans: Iterable[tuple[int, int]]) -> str:
-    """sha256 of the bytes [start, end) of each span, in order."""
-    descriptor = reads.opened(path)
-    try:
-        spans = tuple(spans)
-        reads.need(descriptor, spans)
-        return digest_of(descriptor, spans)
-    finally:
-        os.close(descriptor)
-
-
-def digest_of(descriptor: int, spans: Iterable[tuple[int, int]]) -> str:
-    """The same of an open file. Spans that touch are read at once: each read may be a round trip."""
-    digest = hashlib.sha256()
-    for row in rows(tuple(spans), 0):
-        start, end = row[0][0], row[-1][1]
-        while start < end:
-            piece = os.pread(descriptor, min(end - start, PIECE), start)
-            if not piece:
-                break
-            digest.update(piece)
-            start += len(piece)
-    return digest.hexdigest()
 
 
 def _size(path: Path) -> int:

@@ -14,7 +14,7 @@ followed by the same surgery, which goes on with what its workers have noted (`j
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -158,7 +158,7 @@ def _under_lock(
             before = _cut_off_before(root, plan, logs, by)
     listings = refuse_stale(root, plan, logs, before)
     there = before.files if before else ()
-    assumptions.check_edits(root, plan.edits, there)
+    anchors = assumptions.check_edits(root, plan.edits, there)
     space.refuse_full(root, plan.edits, HOME, there)
     with lock.hold(root, plan.title):
         if before is None:
@@ -168,7 +168,7 @@ def _under_lock(
         refuse_other_id(root, plan, before)
         made = [HOME, *there, *(before.directories if before else ())]
         assumptions.check_files_again(root, plan.assumes, listings, made)
-        return _commit(root, plan, listings, by, still, before)
+        return _commit(root, plan, listings, anchors, by, still, before)
 
 
 def _cut_off_before(root: Path, plan: Plan, logs: Sequence[Path] | None, by: _By) -> Entry | None:
@@ -187,6 +187,7 @@ def _commit(
     root: Path,
     plan: Plan,
     listings: assumptions.Listings,
+    anchors: Mapping[str, str],
     by: _By,
     still: Callable[[], None],
     before: Entry | None,
@@ -208,7 +209,7 @@ def _commit(
         staging.write(root, plan, receipt, by.jobs, by.workers, before is not None, progress)
         progress("staging", len(entry.files), len(entry.files))
         made = [HOME, *entry.files, *folders]
-        entry = replace(entry, steps=staging.steps(root, plan.edits), committed=True)
+        entry = replace(entry, steps=staging.steps(root, plan.edits, anchors), committed=True)
 
         def as_planned() -> None:
             still()

@@ -13,14 +13,14 @@ import json
 import os
 import stat
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import whole_file
 from ckptsurgeon.plans.edits import Content, Edit, Inverse, Move, Replace, Tail, Truncate
 from ckptsurgeon.remote import reads
-from ckptsurgeon.transaction.assumptions import tail_digest
+from ckptsurgeon.transaction.digests import tail_digest
 from ckptsurgeon.transaction.home import HOME, RECEIPTS, in_attic
 from ckptsurgeon.transaction.inverse import kept_tails
 from ckptsurgeon.workers import side_by_side
@@ -69,22 +69,39 @@ def document(root: Path, edits: Iterable[Edit]) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode(errors="backslashreplace")
 
 
-def compared(root: Path, id: str, inverse: Iterable[Inverse]) -> tuple[str, list[str]]:
+Found = Mapping[str, "os.stat_result | None"]
+"""What stat(2) says of each file that a surgery edited in place; None where it says nothing."""
+
+
+def found(root: Path, inverse: Iterable[Inverse]) -> Found:
+    """The same for those that the `inverse` edits in place. Each is asked once for all questions
+    of a plan; what changes from there on is found at the commit."""
+    files = [edit.file for edit in inverse if isinstance(edit, (Truncate, Tail))]
+    return dict(zip(files, side_by_side(lambda file: _status(root / file), files), strict=True))
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def compared(
+    root: Path, id: str, inverse: Iterable[Inverse], found: Found
+) -> tuple[str, list[str]]:
     """Whether what the `inverse` of surgery `id` brings back is what that took away: SAME, UNKNOWN
     where nothing says so, or CHANGED, with the files that came, went or were written to."""
     known = _read(root / record_file(id))
     names = sorted(known)
     unknown = False
     changed: list[str] = []
-    inverse = list(inverse)
-    in_place = [edit.file for edit in inverse if isinstance(edit, (Truncate, Tail))]
-    times = iter(side_by_side(lambda file: _mtime(root / file), in_place))
     for edit in inverse:
         if isinstance(edit, (Truncate, Tail)):
             wanted = edit.new_mtime_ns if isinstance(edit, Truncate) else edit.mtime_ns
             unknown |= wanted is None
-            found = next(times)
-            if wanted is not None and not at(found, wanted):
+            status = found[edit.file]
+            if wanted is not None and not (status and at(status.st_mtime_ns, wanted)):
                 changed.append(edit.file)
             continue
         name = edit.staged if isinstance(edit, Replace) else edit.src
@@ -113,13 +130,11 @@ def rewritten(root: Path, id: str, names: Iterable[str]) -> list[str]:
     ]
 
 
-def saved_again(path: Path, edit: Truncate | Tail) -> bool:
-    """Whether a file that was edited in place is no longer what the surgery, or its undo, left. Its
-    time is that of the edit where nobody wrote to it; of one that an undo cut, and that somebody
-    wrote to, nothing else is known."""
-    try:
-        status = path.stat()
-    except OSError:  # refused for that
+def saved_again(path: Path, edit: Truncate | Tail, status: os.stat_result | None) -> bool:
+    """Whether a file that was edited in place is no longer what the surgery, or its undo, left, by
+    its `status`. Its time is that of the edit where nobody wrote to it; of one that an undo cut,
+    and that somebody wrote to, nothing else is known."""
+    if status is None:  # refused for that
         return False
     if isinstance(edit, Tail):
         wanted, size = edit.mtime_ns, edit.old_size
@@ -161,13 +176,6 @@ def _same(path: Path, expected: _Known) -> bool:
 def at(found: int, wanted: int) -> bool:
     """Whether it is the time that was set, as far as the file system can tell."""
     return any(found == wanted // grain * grain for grain in GRAINS)
-
-
-def _mtime(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 def _sha256(path: Path) -> str:

@@ -38,28 +38,16 @@ from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import SHORT_GAP, Move, Replace, Tail, Truncate
-from ckptsurgeon.transaction.assumptions import digest_of, tail_digest
+from ckptsurgeon.transaction.digests import anchored, digest_of
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.staged import Staged
 from ckptsurgeon.workers import each
-
-ANCHOR = 4096
-"""Bytes before `old_size` that are compared before a tail is written after them."""
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 Step = Move | Replace | Tail | Truncate
 T = TypeVar("T")
-
-
-def anchor(path: Path, old_size: int) -> str:
-    """sha256 of the last `ANCHOR` bytes before `old_size`."""
-    return tail_digest(path, _before(old_size))
-
-
-def _before(old_size: int) -> list[tuple[int, int]]:
-    return [(max(0, old_size - ANCHOR), old_size)]
 
 
 def redo(
@@ -188,7 +176,7 @@ def _silence(root: Path, step: Tail, held: disk.Held, folders: disk.Folders) -> 
 
 
 def _refuse_other_bytes(descriptor: int, path: Path, step: Tail) -> None:
-    if digest_of(descriptor, _before(step.old_size)) != step.anchor:
+    if digest_of(descriptor, anchored(step.old_size)) != step.anchor:
         raise _unlike(path, "it is another file than the one that the surgery began with")
 
 

@@ -39,9 +39,10 @@ from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import computing, job_list, kept, receipts
 from ckptsurgeon.transaction.computing import Place, Sum
 from ckptsurgeon.transaction.content import batches, between, placed, read, spans
+from ckptsurgeon.transaction.digests import read_anchors
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
-from ckptsurgeon.transaction.redo import Step, anchor
+from ckptsurgeon.transaction.redo import Step
 from ckptsurgeon.workers import each, side_by_side
 
 LEAP = 8 << 20
@@ -161,13 +162,15 @@ def timed(root: Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
     return tuple(side_by_side(with_time, edits))
 
 
-def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
-    """The edits as the journal keeps them: appended bytes by their place in the tails file."""
+def steps(
+    root: Path, edits: Iterable[Edit], anchors: Mapping[str, str] | None = None
+) -> tuple[Step, ...]:
+    """The edits as the journal keeps them: appended bytes by their place in the tails file.
+    `anchors` are what `check_edits` returned, if it read the files themselves."""
     out: list[Step] = []
     at = 0
     edits = list(edits)
-    grown = _appends(edits)
-    anchors = iter(side_by_side(lambda edit: anchor(root / edit.file, edit.old_size), grown))
+    anchors = read_anchors(root, _appends(edits)) if anchors is None else anchors
     for edit in edits:
         if isinstance(edit, Append):
             tail = Tail(
@@ -176,7 +179,7 @@ def steps(root: Path, edits: Iterable[Edit]) -> tuple[Step, ...]:
                 spans=edit.spans,
                 at=at,
                 digest=edit.digest,
-                anchor=next(anchors),
+                anchor=anchors[edit.file],
                 new_mtime_ns=edit.new_mtime_ns,
             )
             out.append(tail)

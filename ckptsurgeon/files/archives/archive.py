@@ -65,6 +65,7 @@ class Archive:
         self._scan: Scan | None = None
         self._order: str | None = None
         self._descriptor: int | None = None
+        self._at_first_read: contextlib.ExitStack | None = None
         self._ends: Ends | None = None
         self._numbers: dict[tuple[str, int, str], int | float | bool] = {}
         self._scalars: list[Tensor] = []
@@ -81,8 +82,7 @@ class Archive:
     def opening(cls, path: Path, start: int = 0, length: int | None = None) -> Iterator[Archive]:
         """The same, and the file stays open for all reads inside, as in `reading`. Raises
         SurgeryError if it changed meanwhile."""
-        where = str(path) if length is None else f"{path}, from byte {start} on"
-        archive = cls(path, start, where)
+        archive = cls(path, start, str(path) if length is None else f"{path}, from byte {start} on")
         archive._length = length
         descriptor = archive._descriptor = reads.opened(path, os.O_NONBLOCK)
         try:
@@ -119,29 +119,31 @@ class Archive:
 
     def is_current(self) -> bool:
         """Whether the path still leads to the file that was opened, by inode, size and time."""
-        try:
+        with contextlib.suppress(OSError):
             return _identity(reads.status(self.path)) == _identity(self.status)
-        except OSError:
-            return False
+        return False
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Bytes of the file. Raises SurgeryError if it is not the file that was opened."""
         if self._ends is not None and (data := self._ends.get(offset, length)) is not None:
             return data
-        if self._descriptor is not None:
-            return reads.bytes_at(self.path, self._descriptor, self.start + offset, length)
+        if self._descriptor is not None or self._at_first_read is not None:
+            return reads.bytes_at(self.path, self._file(), self.start + offset, length)
         with self.opened() as descriptor:
             return reads.bytes_at(self.path, descriptor, self.start + offset, length)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Archive]:
-        """Opens the file once for all reads inside, which must be those of one thread."""
-        with self.opened() as descriptor:
-            self._descriptor = descriptor
+        """Opens the file once, at the first of the reads inside, which are those of one thread."""
+        if self._descriptor is not None or self._at_first_read is not None:
+            yield self
+            return
+        with contextlib.ExitStack() as stack:
+            self._at_first_read = stack
             try:
                 yield self
             finally:
-                self._descriptor = None
+                self._descriptor = self._at_first_read = None
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
@@ -178,9 +180,11 @@ class Archive:
         return min(place - self.start, end)
 
     def _file(self) -> int:
-        if self._descriptor is None:
-            raise ValueError("the file is not open")
-        return self._descriptor
+        if (descriptor := self._descriptor) is None:
+            if self._at_first_read is None:
+                raise ValueError("the file is not open")
+            descriptor = self._descriptor = self._at_first_read.enter_context(self.opened())
+        return descriptor
 
     def payload(self, name: str) -> int:
         """Where the bytes of a record start. Raises DamagedFile if torch might read others."""
@@ -190,10 +194,9 @@ class Archive:
         return payload(self.where, self.directory, record, self.read_at)
 
     def record(self, name: str) -> Record:
-        try:
-            return self.records[name]
-        except KeyError:
-            raise DamagedFile(self.where, self.size, f"no record {name!r}") from None
+        if (record := self.records.get(name)) is None:
+            raise DamagedFile(self.where, self.size, f"no record {name!r}")
+        return record
 
     def descriptor(self, name: str) -> int:
         """Bytes of the data descriptor behind a record, which repeats its CRC and sizes: 16, or 24
@@ -214,7 +217,10 @@ class Archive:
         return self._pickle()[1]
 
     def _pickle(self) -> tuple[int, bytes]:
-        record, start = self.record(PICKLE), self.payload(PICKLE)
+        record = self.record(PICKLE)
+        if self._ends is not None:
+            self._ends.expect(record.offset, min(HEAD + record.size, self.size - record.offset))
+        start = self.payload(PICKLE)
         if record.size > MAX_BYTES:
             raise DamagedFile(self.where, start, f"{PICKLE} has {record.size} bytes")
         data = self.read_at(start, record.size)
@@ -225,8 +231,7 @@ class Archive:
     def scan(self, *, keep: bool = False) -> Scan:
         """Where the values of data.pkl stand. It is far larger than the tree, so it is kept for
         the next call only on demand."""
-        scanned = self._scan
-        if scanned is None:
+        if (scanned := self._scan) is None:
             start, data = self._pickle()
             scanned = scan(data, where=self.where, base=start)
         if keep:
@@ -240,16 +245,13 @@ class Archive:
             found = read(scanned or self.scan())
             self._tree, self._globals = found.tree, found.globals
             scalars = sorted((s.key, s.dtype) for s in found.storages if s.numel == 1)
-            few = scalars[:FEW_NUMBERS]
-            self._scalars = [Tensor(dtype, key, 1, 0, (), ()) for key, dtype in few]
+            self._scalars = [Tensor(d, key, 1, 0, (), ()) for key, d in scalars[:FEW_NUMBERS]]
         return self._tree
 
     def globals(self) -> frozenset[str]:
         """Every `module.name` that loading data.pkl would import."""
         self.tree()
         return self._globals
-
-    # --- tensors ---------------------------------------------------------------------------------
 
     def storage(self, tensor: Tensor) -> Record:
         """The record of the elements. Raises DamagedFile if it does not hold as many as said."""
@@ -304,8 +306,7 @@ class Archive:
         if not self._numbers.keys() >= {*keys}:
             with self.reading():
                 self._fetch(tensors)
-                for tensor in tensors:
-                    self.value(tensor)
+                return [self.value(tensor) for tensor in tensors]
         return [self._numbers[key] for key in keys]
 
     def read_numbers(self) -> None:

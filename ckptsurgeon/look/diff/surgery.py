@@ -30,7 +30,7 @@ from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.home import in_attic, is_log
-from ckptsurgeon.transaction.kept import rewritten, saved_again
+from ckptsurgeon.transaction.kept import found, rewritten, saved_again
 from ckptsurgeon.transaction.receipts import numbered, standing, taken_back
 from ckptsurgeon.workers import Workers
 
@@ -194,7 +194,7 @@ def _saved_since(run: Run, file: str, done: Sequence[Receipt]) -> bool:
     for receipt in reversed(done):
         for edit in receipt.inverse:
             if isinstance(edit, Truncate) and edit.file == file:
-                return saved_again(run.root / file, edit)
+                return saved_again(run.root / file, edit, found(run.root, [edit])[file])
             if isinstance(edit, Replace) and edit.file == file:
                 return bool(rewritten(run.root, receipt.id, [file]))
     return False

@@ -20,7 +20,8 @@ from ckptsurgeon.remote import parts
 from ckptsurgeon.remote.parts import Range, Segment
 from ckptsurgeon.remote.writes import Changed, Head, Upload
 from ckptsurgeon.transaction.bucket.place import Place, at_once
-from ckptsurgeon.transaction.redo import ANCHOR, Step, groups
+from ckptsurgeon.transaction.digests import anchored
+from ckptsurgeon.transaction.redo import Step, groups
 
 SENT = 8 << 20
 """An object of at most so many bytes is sent anew rather than copied by the store: a request to
@@ -100,7 +101,7 @@ def _append(place: Place, step: Tail, tails: str, ready: Ready | None) -> None:
     head = place.head(step.file)
     if head is not None and head.size == step.spans[-1][1] and _is_ours(place, head, step):
         return
-    before = (max(0, step.old_size - ANCHOR), step.old_size)
+    (before,) = anchored(step.old_size)
     if head is None or head.size != step.old_size:
         raise unlike(place, step.file, f"it should have {step.old_size} bytes")
     if _digest(place, head, step.file, [before]) != step.anchor:
