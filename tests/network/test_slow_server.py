@@ -25,8 +25,9 @@ from tests.support.snapshot import walk
 
 pytestmark = [pytest.mark.network, pytest.mark.skipif(bool(lacking()), reason=lacking())]
 
-DELAY_US = 5000
-"""At 1 ms the time of a busy machine of two cores would count more than the waits do."""
+DELAY_US = 8000
+"""At 1 ms the time of a busy machine of two cores would count more than the waits do; the fewer
+calls there are, the longer each must wait for that."""
 AT_MOST = 0.15
 """Of the time that the calls wait in all, one after the other."""
 FOLDERS = 4
