@@ -155,8 +155,8 @@ def goes_on(run: Path, kind: str) -> dict[int, float]:
 def test_legacy_files_and_the_states_in_them_are_those_of_the_cores_own_groups(
     tensor: int, spread: int, cut: int, more: int
 ) -> None:
-    """Each rank loads a file. One that is the first of its data-parallel group, of the attention or
-    of the experts, saves it, and in it the state of what it is the first of."""
+    """Each rank loads a file. The first of a data-parallel group, of the attention or of the
+    experts, has in its file the state of what the group has."""
     from megatron.core.parallel_state import RankGenerator
 
     world = math.lcm(tensor, cut * spread) * more
@@ -169,16 +169,23 @@ def test_legacy_files_and_the_states_in_them_are_those_of_the_cores_own_groups(
     for rank in range(world):
         files.setdefault((mine[rank], expert[rank]), []).append(rank)
     assert experts.shares(tensor, spread, cut) == sorted(files)
+
+    def folder(own: int, other: int) -> str:
+        return f"mp_rank_{own:02d}" + (f"_{other:03d}" if spread > 1 else "")
+
+    folders = [folder(mine[rank], expert[rank]) for rank in range(world)]
     several = [ranks for ranks in files.values() if len({piece[rank] for rank in ranks}) > 1]
     assert experts.share_one_file(tensor, spread, cut) == bool(several)
     args = {
         "tensor_model_parallel_size": tensor, "expert_model_parallel_size": spread,
         "expert_tensor_parallel_size": cut,
     }  # fmt: skip
-    for (own, other), ranks in files.items():
-        folder = Path(f"mp_rank_{own:02d}" + (f"_{other:03d}" if spread > 1 else ""))
-        firsts = [any(at[rank] == 0 for rank in ranks) for at in (copy, data)]
-        assert experts.kept(folder / "distrib_optim.pt", args) == tuple(firsts)
+    for (own, other), (one, *_) in files.items() if not several else ():
+        leading = next(r for r in range(world) if data[r] == 0 and mine[r] == own)
+        assert experts.first(folder(own, other), args, False) == folders[leading]
+        same = (expert[one], piece[one], 0)
+        leading = next(r for r in range(world) if (expert[r], piece[r], copy[r]) == same)
+        assert experts.first(folder(own, other), args, True) == folders[leading]
 
 
 def places(generator: Any, axis: str) -> dict[int, int]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 NUMBERED = re.compile(r"(.*\.local_experts\.|.*\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)(.*)")
 """One expert's: of a layer that has each as a module, or numbered weights."""
@@ -49,23 +50,27 @@ def share_one_file(tensor: int, spread: int, cut: int) -> bool:
     return any(len(pieces) > 1 for pieces in files.values())
 
 
-class Kept(NamedTuple):
-    """Whether the distributed optimizer keeps its state of experts, and of all else, in a file: the
-    first of those ranks does so that have the same (`ChainedOptimizer.save_parameter_state`)."""
-
-    experts: bool
-    others: bool
-
-
-def kept(file: Path, args: Mapping[str, Any]) -> Kept:
-    """Of the folder of this file."""
+def first(folder: str, args: Mapping[str, Any], expert: bool) -> str:
+    """The folder of the first of the ranks that have the same of experts, or of all else, as that
+    of this one: there the distributed optimizer keeps its state (`ChainedOptimizer`). Of sizes
+    whose ranks do not `share_one_file`."""
     tensor, spread = int(args.get("tensor_model_parallel_size") or 1), ranks(args)
-    cut = tensor_ranks(args)
-    share = int(file.parent.name.split("_")[2]), rank(file) if spread > 1 else 0
-    firsts = cut * spread, tensor
-    return Kept(
-        *(share in {_share(each, tensor, spread, cut) for each in range(end)} for end in firsts)
-    )
+    cut, words = tensor_ranks(args), folder.split("_")
+    own, other = int(words[2]), int(words[-1]) if spread > 1 else 0
+    process = own
+    if expert:
+        process = other * cut + _piece((own, other), tensor, spread, cut)
+    of_tensor, of_experts = _share(process, tensor, spread, cut)
+    words[2] = f"{of_tensor:02d}"
+    words[-1:] = [f"{of_experts:03d}"] if spread > 1 else words[-1:]
+    return "_".join(words)
+
+
+@lru_cache(4096)
+def _piece(share: tuple[int, int], tensor: int, spread: int, cut: int) -> int:
+    """Which piece of each expert the ranks with this file have."""
+    processes = range(math.lcm(tensor, cut * spread))
+    return next((p % cut for p in processes if _share(p, tensor, spread, cut) == share), 0)
 
 
 def rank(file: Path) -> int:

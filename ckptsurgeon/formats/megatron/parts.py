@@ -58,6 +58,7 @@ def parts(checkpoint: MegatronShards) -> list[Part]:
         else:
             found = _in_groups(checkpoint, file, weights)
         out += (part._replace(cut=file.parent.name) for part in found)
+    out = list(_beside_state(checkpoint, out))
     if int(checkpoint.args().get("tensor_model_parallel_size") or 1) > 1:
         return out  # no file says along which axis a weight is cut
     whole = {
@@ -141,8 +142,25 @@ def _kept_elsewhere(checkpoint: MegatronShards, file: Path, weights: Sequence[Na
     tree = checkpoint.trees[file]
     if not isinstance(tree, (list, tuple)) or None not in tree:
         return False
-    kept = experts.kept(file, checkpoint.args())
-    return not any(kept.experts if experts.ANY.match(w.name) else kept.others for w in weights)
+    folder = file.parent.name
+    return not any(_first(checkpoint, folder, each.name) == folder for each in weights)
+
+
+def _first(checkpoint: MegatronShards, folder: str, name: str) -> str:
+    """The folder with the state of a parameter that is in this one."""
+    return experts.first(folder, checkpoint.args(), experts.ANY.match(name) is not None)
+
+
+def _beside_state(checkpoint: MegatronShards, parts: Sequence[Part]) -> Iterator[Part]:
+    """Weights whose masters are in the file of another rank are one more copy of that rank's cut,
+    so that they are rounded from its masters and stay equal to it."""
+    having = {(part.parameter, part.cut) for part in parts if part.kind == "master"}
+    for part in parts:
+        if having and (part.parameter, part.cut) not in having:
+            first = _first(checkpoint, part.cut, part.parameter)
+            if (part.parameter, first) in having:
+                part = part._replace(cut=first)
+        yield part
 
 
 def _buffers(tree: Any, path: tuple[Key, ...] = ()) -> Iterator[tuple[tuple[Key, ...], Any]]:

@@ -59,7 +59,8 @@ def _padded(checkpoint: Checkpoint) -> Iterator[Strip]:
     named: set[Located] = set()
     for (name, _), kinds in by_parameter(parts).items():
         named |= {(p.place.file, p.place.path) for found in kinds.values() for p in found}
-        yield from _side_by_side(name, kinds, made)
+        for once in _copies(kinds):
+            yield from _side_by_side(name, once, made)
     others = [
         (owner, state, known)
         for owner, state, known in states
@@ -69,6 +70,20 @@ def _padded(checkpoint: Checkpoint) -> Iterator[Strip]:
     for owner, state, known in others:
         if strip := _strip(state, known, owner, names):
             yield strip
+
+
+def _copies(kinds: Kinds) -> Iterator[Kinds]:
+    """The stretches, and those that are of the same elements as others once more by themselves."""
+    once: dict[str, list[Part]] = {}
+    more: dict[str, list[Part]] = {}
+    for kind, found in kinds.items():
+        for part in found:
+            known = once.setdefault(kind, [])
+            again = bool(known) and part.first < _last(known[-1])
+            (more.setdefault(kind, []) if again else known).append(part)
+    yield once
+    if more:
+        yield from _copies(more)
 
 
 def _side_by_side(name: str, kinds: Kinds, made: Mapping[Located, Adam]) -> Iterator[Strip]:
