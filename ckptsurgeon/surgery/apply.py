@@ -59,6 +59,7 @@ def _apply(
             progress=progress,
             still=lambda: _refuse_written_since(run, plan),
         )
+        look_again()  # what a mirror is made to look like is no change of a run
         if plan.promise is not None:
             _hold(run, receipt, plan.promise)
         return receipt
@@ -144,7 +145,9 @@ def recover(run: Run) -> Recovery:
     if (place := Place.of(run.root)) is not None:
         from ckptsurgeon.transaction.bucket import journal as bucket
 
-        return bucket.recover(place, logs=run.logs.named())
+        done = bucket.recover(place, logs=run.logs.named())
+        look_again()
+        return done
     return journal.recover(run.root, logs=run.logs.named())
 
 

@@ -88,7 +88,7 @@ def _lost(
 ) -> list[str]:
     """The files of the step that were saved again, where the step can't come back as a whole."""
     edited = [edit for edit in receipt.inverse if isinstance(edit, (Truncate, Tail))]
-    saved = side_by_side(lambda e: saved_again(run.root / e.file, e, found[e.file]), edited)
+    saved = side_by_side(lambda e: saved_again(run.root, receipt.id, e, found[e.file]), edited)
     lost = [edit.file for edit, is_so in zip(edited, saved, strict=True) if is_so]
     back = {_place(edit) for edit in receipt.inverse if isinstance(edit, (Move, Replace))}
     return lost + [f for f in anew if any(f in step and not step <= back for step in steps)]

@@ -101,7 +101,11 @@ def compared(
             wanted = edit.new_mtime_ns if isinstance(edit, Truncate) else edit.mtime_ns
             unknown |= wanted is None
             status = found[edit.file]
-            if wanted is not None and not (status and at(status.st_mtime_ns, wanted)):
+            if isinstance(edit, Tail) and reads.current() is not None:
+                differs = status is None or _is_later(status, root, id)
+            else:
+                differs = wanted is not None and not (status and at(status.st_mtime_ns, wanted))
+            if differs:
                 changed.append(edit.file)
             continue
         name = edit.staged if isinstance(edit, Replace) else edit.src
@@ -130,10 +134,10 @@ def rewritten(root: Path, id: str, names: Iterable[str]) -> list[str]:
     ]
 
 
-def saved_again(path: Path, edit: Truncate | Tail, status: os.stat_result | None) -> bool:
-    """Whether a file that was edited in place is no longer what the surgery, or its undo, left, by
-    its `status`. Its time is that of the edit where nobody wrote to it; of one that an undo cut,
-    and that somebody wrote to, nothing else is known."""
+def saved_again(root: Path, id: str, edit: Truncate | Tail, status: os.stat_result | None) -> bool:
+    """Whether a file that was edited in place is no longer what surgery `id`, which may be an undo,
+    left, by its `status`. Its time is that of the edit where nobody wrote to it; of one that an
+    undo cut, and that somebody wrote to, nothing else is known."""
     if status is None:  # refused for that
         return False
     if isinstance(edit, Tail):
@@ -144,8 +148,9 @@ def saved_again(path: Path, edit: Truncate | Tail, status: os.stat_result | None
     if status.st_size != size or same:
         return status.st_size != size
     if isinstance(edit, Tail):
-        return wanted is not None
-    return tail_digest(path, edit.spans) != edit.digest
+        in_bucket = reads.current() is not None
+        return _is_later(status, root, id) if in_bucket else wanted is not None
+    return tail_digest(root / edit.file, edit.spans) != edit.digest
 
 
 def files(path: Path) -> Iterator[Path]:
@@ -176,6 +181,13 @@ def _same(path: Path, expected: _Known) -> bool:
 def at(found: int, wanted: int) -> bool:
     """Whether it is the time that was set, as far as the file system can tell."""
     return any(found == wanted // grain * grain for grain in GRAINS)
+
+
+def _is_later(status: os.stat_result, root: Path, id: str) -> bool:
+    """Whether an object was written after surgery `id`, whose record is the last that it writes:
+    by the store's clock, which may count seconds, so that one more write in the same is missed."""
+    record = _status(root / record_file(id))
+    return record is None or status.st_mtime_ns > record.st_mtime_ns
 
 
 def _sha256(path: Path) -> str:

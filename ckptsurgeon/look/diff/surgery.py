@@ -194,7 +194,7 @@ def _saved_since(run: Run, file: str, done: Sequence[Receipt]) -> bool:
     for receipt in reversed(done):
         for edit in receipt.inverse:
             if isinstance(edit, Truncate) and edit.file == file:
-                return saved_again(run.root / file, edit, found(run.root, [edit])[file])
+                return saved_again(run.root, receipt.id, edit, found(run.root, [edit])[file])
             if isinstance(edit, Replace) and edit.file == file:
                 return bool(rewritten(run.root, receipt.id, [file]))
     return False

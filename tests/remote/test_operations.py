@@ -1,0 +1,85 @@
+"""What is done in a bucket is what is done on a disk; an undo takes it back, and a redo brings it
+again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsurgeon.transaction.home import NOTE
+from tests.remote.buckets import RUN, Objects, fill, left_over, long_run, objects
+from tests.remote.conftest import Look
+
+pytestmark = pytest.mark.remote
+WORDS = (
+    ["rollback", "--to", "4"],
+    ["rollback", "--to", "4", "--no-keep-tb"],
+    ["truncate-tb-events", "--after", "6"],
+    ["truncate-logs", "--after", "6", "--keep-tb", "cut"],
+    ["set-lr", "3e-5"],
+    ["set", "lr=3e-5", "weight_decay=0.2"],
+    ["reset", "moments"],
+)
+
+
+@pytest.fixture(autouse=True)
+def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line refuses them by name yet."""
+    names = (*(words[0] for words in WORDS), "repair-latest", "undo", "redo", "verify")
+    monkeypatch.setattr("ckptsurgeon.cli.bucket.IN_BUCKETS", names)
+
+
+def there(store: Any) -> dict[str, bytes]:
+    """The bytes of each object, but of a note, which says when it was written."""
+    found = objects(store)
+    return {name: each[0] for name, each in found.items() if not name.startswith("note ")}
+
+
+def here(run: Path) -> dict[str, bytes]:
+    """The bytes of each file, likewise."""
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and ".ckptsurgeon" not in path.parts and not path.name.endswith(NOTE)
+    }
+
+
+def held(words: list[str], store: Any, look: Look, run: Path) -> None:
+    """The run is in the bucket as on the disk: it is there after the command, an undo, a redo, and
+    an undo of that."""
+    before: Objects = objects(store)
+    for each in (words, ["undo"], ["redo"], ["undo"]):
+        done = [look(*each, "--yes", "-C", at) for at in (run, RUN)]
+        assert [found.exit_code for found in done] == [0, 0], (each, done[1].output, done[0].output)
+        assert there(store) == here(run), each
+        assert left_over(store) == []
+        if each == ["undo"]:
+            assert objects(store) == before
+        assert look("verify", "-C", RUN).exit_code == 0
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_a_surgery_is_that_of_a_disk(
+    words: list[str], store: Any, look: Look, tmp_path: Path
+) -> None:
+    run = long_run(tmp_path / "run")
+    fill(store, run)
+    held(words, store, look, run)
+
+
+def test_a_redo_refuses_what_was_saved_again(store: Any, look: Look, tmp_path: Path) -> None:
+    """Since the undo, with as many bytes, a second later: a store may count seconds."""
+    run = long_run(tmp_path / "run")
+    fill(store, run)
+    for words in (["set-lr", "3e-5"], ["undo"]):
+        assert look(*words, "--yes", "-C", RUN).exit_code == 0
+    name = "checkpoint-8/optimizer.pt"
+    time.sleep(1.1)
+    fill(store, run)
+    before = objects(store)
+    found = look("redo", "--yes", "-C", RUN)
+    assert found.exit_code == 1 and f"{name}: saved again" in found.stderr.replace("\n", " ")
+    assert objects(store) == before
