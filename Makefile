@@ -164,7 +164,7 @@ nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.formats $(
 demo: venv
 	$(PY) -m bench.demo
 
-bench: venv
+bench: $(VENV)/.remote
 	$(PY) -m bench --write
 
 # A compiled wheel for each Python that is here; any other installs the one in pure Python.

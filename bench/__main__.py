@@ -32,6 +32,7 @@ from bench import (
     many_steps,
     offline_wandb,
     picture,
+    remote,
     round_trips,
     saves,
     shards,
@@ -69,6 +70,7 @@ SUBJECTS: dict[str, Callable[[Path, bool, Callable[[str], None]], list[Row]]] = 
     "saves": saves.measure,
     "gpu": gpu.measure,
     "picture": picture.measure,
+    "remote": remote.measure,
     "offline_wandb": offline_wandb.measure,
     "tracker_database": tracker_database.measure,
     "event_files": event_files.measure,  # last: it makes this process larger

@@ -89,6 +89,16 @@ def test_workers_of_a_cluster_are_measured_beside_the_model() -> None:
     assert all(0.2 < row.measured < 8 for row in others), table(rows)
 
 
+@pytest.mark.slow
+@pytest.mark.remote
+def test_a_run_in_a_bucket_is_read_by_few_requests() -> None:
+    """What a surgery sends is small beside a download, where the command line lets it be."""
+    status, read, verify, again, *surgeries = measure(["remote"], quick=True)
+    assert status.met and read.met and again.met and verify.unit == "MB"
+    assert all(row.met for row in surgeries if row.unit == "MB"), table(surgeries)
+    assert all(row.measured > 50 for row in surgeries if row.what.endswith("bytes"))
+
+
 def test_a_missed_target_is_said() -> None:
     rows = [ratio("slow", 5, 10), ratio("fast", 20, 10), Row("late", 3, "s", 2), Row("any", 9, "s")]
     assert [row.met for row in rows] == [False, True, False, True]
