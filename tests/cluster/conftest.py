@@ -70,7 +70,7 @@ class Cluster:
         words = self("scontrol", "show", "job", job).split()
         return dict(word.partition("=")[::2] for word in words)
 
-    def ends(self, job: str, seconds: float = 240) -> dict[str, str]:
+    def ends(self, job: str, seconds: float = 900) -> dict[str, str]:
         """The same once the job has ended."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
