@@ -156,6 +156,7 @@ def carry_out(
     Raises SurgeryError when nobody says yes: without a terminal only --yes counts."""
     from ckptsurgeon.surgery import apply
     from ckptsurgeon.surgery.apply import help_with
+    from ckptsurgeon.transaction.receipts import unread
 
     if (helper := computed.helper()) is not None:
         if not (common.dry_run or plan.empty):
@@ -184,12 +185,15 @@ def carry_out(
                 receipt = apply(run, plan, jobs=common.jobs, workers=who, progress=progress)
             except KeyboardInterrupt:
                 raise _stopped(run, plan) from None
-        common.report(
-            lambda: report.done(
-                receipt, common.style, back=back(run, receipt), resume=_resume(run, plan)
-            ),
-            lambda: report.plan_json(plan, run.format.name, receipt),
-        )
+        try:
+            common.report(
+                lambda: report.done(
+                    receipt, common.style, back=back(run, receipt), resume=_resume(run, plan)
+                ),
+                lambda: report.plan_json(plan, run.format.name, receipt),
+            )
+        except (SurgeryError, OSError) as error:
+            raise unread(receipt.id, error) from error
     if common.relaunch:
         try:
             from ckptsurgeon.cli.launch import start

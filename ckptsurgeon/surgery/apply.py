@@ -15,7 +15,7 @@ from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction import journal, staging
+from ckptsurgeon.transaction import journal, receipts, staging
 from ckptsurgeon.transaction.bucket.place import Place
 from ckptsurgeon.transaction.journal import Recovery
 from ckptsurgeon.transaction.names import edited
@@ -130,7 +130,7 @@ def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
         step = run.latest() if receipt.steps or receipt.step is None else receipt.step
         differing = differences(promise, run.checkpoint(step).state().promise)
     except (SurgeryError, OSError) as error:
-        differing = [str(error)]
+        raise receipts.unread(receipt.id, error) from error
     if differing:
         raise VerificationFailed(
             f"receipt {receipt.id} is not what was promised: {'; '.join(differing)}",

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.hints import Hint, shell
+from ckptsurgeon.errors import SurgeryError, VerificationFailed
+from ckptsurgeon.hints import Hint, command, shell
 from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
 from ckptsurgeon.plans.edits import AnyChange, Change, Computed, Content, Rewrite
 from ckptsurgeon.plans.plan import Plan, Receipt
@@ -83,6 +83,15 @@ def refuse_damaged(root: Path) -> None:
         if path.is_file():
             restore = f"restore {path} from a copy of the run"
             raise SurgeryError(f"{root / wrong}", next=(restore, set_aside(path)))
+
+
+def unread(id: str, error: Exception) -> VerificationFailed:
+    """What is said of a surgery that is done, where nothing could be read after it."""
+    return VerificationFailed(
+        f"receipt {id} is in force, and the run can't be read back: {error}",
+        untouched="every byte from before the surgery is kept",
+        next=(command("verify", why="reads it again"), command("undo", id)),
+    )
 
 
 def set_aside(path: Path) -> Hint:

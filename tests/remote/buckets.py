@@ -97,6 +97,24 @@ def killed_at(
     return process.exitcode if process.exitcode is not None else -1
 
 
+def apart(look: Callable[..., Any], words: list[str]) -> tuple[int, str]:
+    """The exit code and the output of a command whose process has ended after it."""
+    there, here = multiprocessing.get_context("fork").Pipe()
+
+    def run() -> None:
+        found = look(*words)
+        here.send((found.exit_code, found.output))
+        os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    found: tuple[int, str] = there.recv()
+    process.join()
+    there.close()
+    here.close()
+    return found
+
+
 def _run(look: Callable[..., Any], words: list[str]) -> None:
     found = look(*words)
     if found.exit_code:

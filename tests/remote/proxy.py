@@ -15,8 +15,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 Fault = Callable[["Request"], str | None]
-"""What becomes of a request: None, or one of FAULTS."""
+"""What becomes of a request: None, or one of OF_WRITES."""
 FAULTS = ("500", "503", "reset", "stall", "cut")
+OF_WRITES = (*FAULTS, "lost", "denied")
+"""Also: the server does what it was asked, and its answer is lost; it may not do it."""
+DENIED = b"<Error><Code>AccessDenied</Code><Message>No.</Message></Error>"
 HOP = {"connection", "keep-alive", "transfer-encoding"}
 STALL_S = 3.0
 """Longer than the tests let a client wait."""
@@ -85,18 +88,26 @@ def proxy(server: str) -> Iterator[Proxy]:
                 self.send_response(int(fault))
                 self.send_header("Content-Length", "0")
                 self.end_headers()
+            elif fault == "denied":
+                self.send_response(403)
+                self.send_header("Content-Length", str(len(DENIED)))
+                self.end_headers()
+                self.wfile.write(DENIED)
             elif fault == "reset":
-                linger = struct.pack("ii", 1, 0)
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                self.close_connection = True
-                self.connection.close()
+                self.reset()
             elif fault == "stall":
                 time.sleep(STALL_S)
                 self.close_connection = True
             else:
-                self.pass_on(body, half=fault == "cut")
+                self.pass_on(body, half=fault == "cut", lost=fault == "lost")
 
-        def pass_on(self, body: bytes, half: bool) -> None:
+        def reset(self) -> None:
+            linger = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.close_connection = True
+            self.connection.close()
+
+        def pass_on(self, body: bytes, half: bool, lost: bool) -> None:
             behind_it = http.client.HTTPConnection(behind.hostname or "", behind.port)
             with closing(behind_it) as connection:  # a killed client must leave none open
                 connection.putrequest(
@@ -108,6 +119,9 @@ def proxy(server: str) -> Iterator[Proxy]:
                 connection.endheaders(body)
                 answer = connection.getresponse()
                 data = answer.read()
+                if lost:
+                    self.reset()
+                    return
                 self.send_response_only(answer.status, answer.reason)
                 for name, value in answer.getheaders():
                     if name.lower() not in (*HOP, "content-length"):

@@ -24,10 +24,9 @@ STRIDE = 5
 
 @pytest.fixture(autouse=True)
 def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line refuses them by name until more of a bad server is proven than a kill."""
-    monkeypatch.setattr(
-        "ckptsurgeon.cli.bucket.IN_BUCKETS", ("set-lr", "undo", "recover", "verify")
-    )
+    """The command line refuses them by name until more of a bad server is proven."""
+    allowed = ("set-lr", "undo", "recover", "verify")
+    monkeypatch.setattr("ckptsurgeon.cli.bucket.IN_BUCKETS", allowed)
 
 
 @pytest.fixture

@@ -90,10 +90,13 @@ def commit(
             made = [HOME, lease.NAME]
             assumptions.check_files_again(root, plan.assumes, listings, made)
             receipt = _commit(place, plan, listings, held, still, progress or silent)
-        place.mirror.refresh()
-        return receipt
     except OSError as error:
         raise journal.failed(error) from error
+    try:
+        place.mirror.refresh()
+    except SurgeryError as error:
+        raise receipts.unread(receipt.id, error) from error
+    return receipt
 
 
 def refuse_impossible(edits: Sequence[Edit]) -> None:
@@ -308,13 +311,18 @@ def _finish(
 
 
 def recover(place: Place, *, logs: Sequence[Path] | None) -> Recovery:
-    """Finish a surgery that was cut off after its commit point; take back one cut off before."""
+    """Finish a surgery that was cut off after its commit point; take back one cut off before.
+
+    Raises SurgeryError while another surgery is under way, and InterruptedSurgery when it is cut
+    off itself: then it can be called again."""
     title = journal.interrupted(place.root)
     if title is None and not _is_there(place, lease.NAME):
         return Recovery("nothing")
     journal.waiting(place.root, logs)
+    held = False
     try:
         with lease.hold(place, f"recover: {title or 'nothing'}"):
+            held = True
             place.mirror.refresh()
             done = _recover(place, logs)
         place.mirror.refresh()
@@ -322,6 +330,8 @@ def recover(place: Place, *, logs: Sequence[Path] | None) -> Recovery:
     except InterruptedSurgery:
         raise
     except (OSError, SurgeryError, KeyboardInterrupt) as error:
+        if isinstance(error, SurgeryError) and not held:
+            raise
         raise journal.cut_short(title or "recover", error) from error
 
 
