@@ -10,7 +10,7 @@ PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Tests sync files by the thousand. Where memory has room for their files, they don't wait for a
 # disk; `make nightly` does, and so do the tests of the disk itself (`on_disk` in conftest.py).
 IN_MEMORY = scratch=$$(test "0$$(df --output=avail /dev/shm 2> /dev/null | tail -n 1)" -gt 8000000 \
-	&& mktemp -d /dev/shm/ckptsurgeon.XXXXXX || mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && TMPDIR="$$scratch"
+	&& mktemp -d /dev/shm/tests.XXXXXX || mktemp -d) && chmod 755 "$$scratch" && trap 'rm -rf "$$scratch"' EXIT && TMPDIR="$$scratch"
 
 # The CPU accelerator must be named before DeepSpeed is imported; its compiled helpers are cached
 # per checkout, so that another environment's flags never force a rebuild; one thread per test.

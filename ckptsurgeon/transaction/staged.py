@@ -32,12 +32,12 @@ class Staged:
         return data
 
     def digest(self, start: int, end: int) -> str:
-        """sha256 of the bytes [start, end); of those that are there."""
+        """sha256 of the bytes [start, end); nothing where they are not all there."""
         digest = hashlib.sha256()
         while start < end and (data := self._some(start, min(end, start + AHEAD))):
             digest.update(data)
             start += len(data)
-        return digest.hexdigest()
+        return digest.hexdigest() if start >= end else ""
 
     def _some(self, start: int, end: int) -> bytes:
         """Some of them; none where the file ends. Who is behind the others reads for itself."""

@@ -43,7 +43,8 @@ def ends(root: Path) -> list[int]:
     log.Reload()
     last = json.loads((root / "logs/metrics.jsonl").read_text().splitlines()[-1])
     table = (root / "metrics.csv").read_text().splitlines()[-1]
-    (run,) = root.glob("wandb/offline-run-*/*.wandb")
+    offline = root.glob("wandb/offline-run-*/*.wandb")
+    (run,) = (path for path in offline if "-cut-" not in path.name)
     points = [item for item in unframed(run.read_bytes()) if item[0] == 2 << 3 | 2]
     ends = [log.Scalars("loss")[-1].step, int(table.partition(",")[0]), last["step"]]
     return [*ends, len(points)]

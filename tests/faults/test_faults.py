@@ -68,7 +68,7 @@ def test_ctrl_c_at_every_call(every: int) -> None:
     assert all(set(report.codes) == {130, 5} for report in found)
 
 
-@density(5)
+@density(2)
 def test_kill_at_every_call_of_a_recovery(every: int) -> None:
     found = reports(
         (ROLLBACK, faults_in_recovery, ("KILL",), (False,), 14 * every),
@@ -77,7 +77,7 @@ def test_kill_at_every_call_of_a_recovery(every: int) -> None:
     sound(found, 500 // every)
 
 
-@density(5)
+@density(2)
 def test_disk_errors_at_every_call_of_a_recovery(every: int) -> None:
     found = reports(
         (ROLLBACK, faults_in_recovery, ("EIO", "FULL", "CTRL-C"), (False,), 34 * every),
