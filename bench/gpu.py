@@ -1,8 +1,8 @@
 """What waits for a GPU, in one command that may be cut off: each figure is kept as it comes.
 
 The figures lie in bench/gpu.json ($BENCH_GPU names another file); a second call goes on where the
-first one was cut off, on the same machine with the same sources. Without a GPU, --quick runs all of
-it in a small form on the CPU.
+first one was cut off, with the same kernels and trainer. To measure a step again, delete it there.
+Without a GPU, --quick runs all of it in a small form on the CPU.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ LIMIT = 25 * 60.0
 
 @dataclass(frozen=True)
 class Step:
-    """A process that prints one JSON object a line, and after how many seconds it is ended."""
+    """A process that prints one JSON object a line, and after how many seconds it is ended.
+
+    One that can go on where it was cut off takes the names of what it has measured as arguments.
+    """
 
     name: str
     seconds: float
     words: tuple[str, ...]
+    goes_on: bool = False
 
 
 STEPS = (
@@ -43,8 +47,10 @@ STEPS = (
     Step("starts", 300, ("bench.gpu_checks", "starts")),
     Step("determinism", 120, ("bench.gpu_checks", "determinism")),
     Step("kernels", 330, ("bench.gpu_kernels",)),
-    Step("training", 600, ("bench.gpu_training",)),
-    Step("sanitizer", 150, ("bench.gpu_checks", "sanitizer")),
+    Step("training", 600, ("bench.gpu_training",), goes_on=True),
+    Step("codes", 60, ("bench.gpu_checks", "codes")),
+    Step("counters", 200, ("bench.gpu_tools", "counters")),
+    Step("sanitizer", 300, ("bench.gpu_tools", "sanitizer")),
 )  # fmt: skip
 
 
@@ -65,8 +71,11 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
         if figures.setdefault(step.name, {"lines": [], "ended": False})["ended"] or left < 10:
             continue
         say(step.name)
-        figures[step.name] = {"lines": [], "ended": False}
-        words = (*step.words, *(("--small",) if quick else ()))
+        measured = figures[step.name]["lines"] if step.goes_on else []
+        measured = [line for line in measured if "failed" not in line]
+        figures[step.name] = {"lines": measured, "ended": False}
+        words = (*step.words, *(line["what"] for line in measured))
+        words += ("--small",) if quick else ()
         keep = partial(_keep, kept, figures, step.name)
         figures[step.name]["ended"] = _run(words, min(step.seconds, left), keep)
         _write(kept, figures)
@@ -82,9 +91,9 @@ def read(kept: Path) -> dict[str, Any]:
 
 
 def sources() -> str:
-    """A digest of what the figures are of: kernels, trainer and these measurements."""
+    """A digest of what the figures are of: the kernels and the trainer."""
     digest = hashlib.sha256()
-    for folder in ("csrc/kernels", "train", "bench"):
+    for folder in ("csrc/kernels", "train"):
         for path in sorted((REPO / folder).rglob("*")):
             if path.suffix in (".py", ".h", ".cuh", ".cu", ".cpp"):
                 digest.update(path.read_bytes())
@@ -117,8 +126,18 @@ def rows(figures: dict[str, Any]) -> list[Row]:
         found.append(
             Row(f"gpu: second run, {line['what']}: bits that differ", line["differ"], "", target)
         )
+    for line in lines.get("codes", []):
+        what = f"gpu: {line['what']}: 8-bit codes farther off than bitsandbytes' kernel's"
+        note = f"of {line['of']:,}; {line['differ']} lie between two codes"
+        found.append(Row(what, line["farther"], "", 0, note=note))
     for line in lines.get("sanitizer", []):
-        found.append(Row("gpu: errors that compute-sanitizer sees", line["errors"], "", 0))
+        what = f"gpu: errors that {line['tool']} of compute-sanitizer sees"
+        found.append(Row(what, line["errors"], "", 0, note=line["said"]))
+    for line in lines.get("counters", []):
+        if line["us"] < 10:  # no work for a GPU
+            continue
+        note = f"{line['us']:,.0f} µs, warps {line['warps']:.0f} %, issue {line['issue']:.0f} %"
+        found.append(Row(f"gpu: {line['what']}: of DRAM's bandwidth", line["dram"], "%", note=note))
     for line in lines.get("kernels", []):
         if "ours" in line.get("ms", {}):
             others = {who: ms for who, ms in line["ms"].items() if not who.startswith("ours")}

@@ -1,6 +1,6 @@
 """Whether the trainer is right on this device: one JSON object a line.
 
-Usage: python -m bench.gpu_checks machine|build|parity|starts|determinism|sanitizer [--small]
+Usage: python -m bench.gpu_checks machine|build|parity|starts|determinism|codes [--small]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,23 +83,27 @@ def parity() -> Iterator[Line]:
 
 
 def starts() -> Iterator[Line]:
-    """ZeRO x dtype: train, operate, and compare the promise with what the next trainer holds."""
+    """ZeRO x dtype x optimizer: train, operate, and compare the promise with the next trainer."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "text"
         python("train", "prepare-data", "--pydoc", "--output", str(data))
-        kinds = [(stage, dtype) for stage in range(4) for dtype in ("fp32", "bf16", "fp16")]
+        kinds = [
+            (f"zero_stage={stage}", f"dtype={dtype}", f"optimizer={optimizer}")
+            for optimizer in ("adamw", *(("adamw8bit",) if find_spec("bitsandbytes") else ()))
+            for stage in range(4)
+            for dtype in ("fp32", "bf16", "fp16")
+        ]
         if SMALL:
-            kinds = [(1, "bf16")]
-        with ThreadPoolExecutor(1 if SMALL else 4) as pool:
+            kinds = kinds[4:5]
+        with ThreadPoolExecutor(1 if SMALL else 8) as pool:
             yield from pool.map(lambda kind: _start(Path(folder), data, *kind), kinds)
 
 
-def _start(folder: Path, data: Path, stage: int, dtype: str) -> Line:
-    root = folder / f"z{stage}-{dtype}"
-    what = f"ZeRO {stage} {dtype}"
-    trained = _train(
-        root, data, f"zero_stage={stage}", f"dtype={dtype}", "train_iters=4", "save_interval=2"
-    )
+def _start(folder: Path, data: Path, *kind: str) -> Line:
+    stage, dtype, optimizer = (word.partition("=")[2] for word in kind)
+    what = f"ZeRO {stage} {dtype}" + (f" {optimizer}" if optimizer != "adamw" else "")
+    root = folder / what.replace(" ", "-")
+    trained = _train(root, data, *kind, "train_iters=4", "save_interval=2")
     if trained.returncode:
         return {"what": what, "kept": False, "said": last(trained)}
     surgeon = ("ckptsurgeon", "-C", str(root))
@@ -141,28 +146,44 @@ def determinism() -> Iterator[Line]:
             yield {"what": what, "differ": differ, "exact": attention == "plain"}
 
 
-def sanitizer() -> Iterator[Line]:
-    """compute-sanitizer over the parity table, where it is installed."""
-    tool = shutil.which("compute-sanitizer")
-    if tool is None or SMALL:
+def codes() -> Iterator[Line]:
+    """Numbers as 8-bit codes: those of ours that lie farther off than bitsandbytes' kernel for this
+    device gets. It takes the upper one where a number lies in the middle of two codes."""
+    import torch
+
+    try:
+        from bitsandbytes.functional import (  # type: ignore[import-not-found]
+            create_dynamic_map,
+            quantize_blockwise,
+        )
+    except ImportError:
         return
-    words = (
-        "--tool",
-        "memcheck",
-        "--error-exitcode",
-        "7",
-        sys.executable,
-        "-m",
-        "pytest",
-        TABLE,
-        "-q",
-    )
-    done = run(tool, *words, "-p", "no:cacheprovider", "-k", "cuda and gives", seconds=140)
-    summary = re.findall(r"ERROR SUMMARY: (\d+) error", done.stdout)
-    yield {"errors": sum(map(int, summary)) if summary else -1, "said": last(done)}
+    from ckptsurgeon.transaction.coding import codes_of, scales_of
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    count = 10_000 if SMALL else 10_000_003
+    normal = torch.randn(count, generator=torch.Generator().manual_seed(1))
+    moments = {"first moments": normal * 1e-3, "second moments": (normal * 1e-3) ** 4}
+    for what, numbers in moments.items():
+        book = create_dynamic_map(signed=what == "first moments")
+        theirs, state = quantize_blockwise(numbers.to(device), code=book.to(device), blocksize=256)
+        ours = torch.from_numpy(codes_of(numbers.numpy(), book.numpy(), 256)).long()
+        scales = torch.from_numpy(scales_of(numbers.numpy(), 256))
+        shares = numbers.double() / scales.repeat_interleave(256)[:count].double()
+        one, other = (
+            (book.double()[which] - shares).abs()
+            for which in (ours, theirs.cpu().reshape(-1).long())
+        )
+        farther = (one - other > 2 * 2**-23 * shares.abs()).sum()
+        yield {
+            "what": what,
+            "farther": int(farther + (scales != state.absmax.cpu().reshape(-1)).sum()),
+            "differ": int((one != other).sum()),
+            "of": count,
+        }
 
 
-CHECKS = {f.__name__: f for f in (machine, build, parity, starts, determinism, sanitizer)}
+CHECKS = {f.__name__: f for f in (machine, build, parity, starts, determinism, codes)}
 
 
 def main(words: Sequence[str]) -> None:

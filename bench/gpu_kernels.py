@@ -1,6 +1,6 @@
 """Each kernel against its peers on one device: CUDA events, a cold L2. One JSON object a line.
 
-Usage: python -m bench.gpu_kernels [--small]
+Usage: python -m bench.gpu_kernels [--small|--once]   (--once: ours twice each, for a profiler)
 Peers: eager torch, torch.compile, Liger where it is installed, the backends of torch's attention,
 and torch's fused AdamW with what it lacks.
 """
@@ -31,7 +31,7 @@ from train.kernels import (
     load,
 )
 
-SMALL = "--small" in sys.argv
+SMALL, ONCE = "--small" in sys.argv, "--once" in sys.argv
 DEVICE = torch.device(device_kind())
 HIDDEN, TOKENS, LENGTH, HEADS = (64, 128, 32, 2) if SMALL else (2048, 16384, 2048, 16)
 VOCABULARY = 512 if SMALL else 50304
@@ -43,6 +43,10 @@ Formula = Callable[..., Any]
 
 def milliseconds(function: Callable[[], object], rounds: int = 20) -> float:
     """The median of some calls."""
+    if ONCE:
+        function()
+        function()
+        return 0.0
     for _ in range(1 if SMALL else 5):
         function()
     if DEVICE.type == "cpu":
@@ -84,7 +88,7 @@ def timed(
     """Milliseconds and GiB of each; what fails is quoted, and the others are still measured."""
     line: dict[str, Any] = {"what": what, "ms": {}, "gib": {}, "failed": {}}
     for name, formula in who.items():
-        if SMALL and "compile" in name:
+        if (SMALL and "compile" in name) or (ONCE and name != "ours"):
             continue
         if DEVICE.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -205,6 +209,8 @@ def optimizer(what: str, sizes: Sequence[int]) -> dict[str, Any]:
         torch._foreach_copy_(outs, [p.detach() for p in parameters])
 
     line: dict[str, Any] = {"what": what, "ms": {"ours": milliseconds(ours, 10)}}
+    if ONCE:
+        return line
     line["ms"]["clip, fused AdamW and copy"] = milliseconds(theirs, 10)
     if DEVICE.type == "cuda":
         line["share of copy"] = 32 * sum(sizes) / line["ms"]["ours"] * 1e3 / copy_bandwidth()
@@ -222,7 +228,8 @@ def main() -> None:
     if (reason := load()) is not None:
         sys.exit(f"no native kernels: {reason}")
     choose("always")
-    print(json.dumps({"what": "copy", "bytes_per_second": copy_bandwidth()}), flush=True)
+    if not ONCE:
+        print(json.dumps({"what": "copy", "bytes_per_second": copy_bandwidth()}), flush=True)
     h, scale = HIDDEN, 10**5 if SMALL else 4 * 10**8
     layer = [3 * h * h, h * h, 4 * h * h, 4 * h * h, 3 * h, h, 4 * h, h, h, h, h, h]
     pieces = [VOCABULARY * h, LENGTH * h, *(layer * (2 if SMALL else 24))]
@@ -232,7 +239,8 @@ def main() -> None:
         print(json.dumps(line), flush=True)
     for line in loss():
         print(json.dumps(line), flush=True)
-    print(json.dumps(attention()), flush=True)
+    if not ONCE:
+        print(json.dumps(attention()), flush=True)
 
 
 if __name__ == "__main__":

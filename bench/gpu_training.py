@@ -1,6 +1,7 @@
 """Tokens/s, MFU and memory of the trainer at 1.3 B, a process a variant, the most telling first.
 
-Usage: python -m bench.gpu_training [--small]      or, for one variant: … one NAME FOLDER KEY=VALUE…
+Usage: python -m bench.gpu_training [NAME…] [--small]   all variants but those named
+   or: python -m bench.gpu_training one NAME FOLDER KEY=VALUE…   one of them
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ def main() -> None:
     if sys.argv[1:2] == ["one"]:
         one(sys.argv[2], Path(sys.argv[3]), sys.argv[4:])
         return
-    small = "--small" in sys.argv
+    small, failed = "--small" in sys.argv, 0
     with tempfile.TemporaryDirectory() as folder:
         write_corpus(Path(folder))
         for name, overrides in list(VARIANTS.items())[: 2 if small else None]:
+            if name in sys.argv[1:]:
+                continue
             words = [f"{key}={value}" for key, value in TINY.items()] if small else []
             command = ["bench.gpu_training", "one", name, folder, *words, *overrides]
             done = subprocess.run(
@@ -58,8 +61,10 @@ def main() -> None:
                 env={**os.environ, "PYTHONWARNINGS": "ignore"},
             )  # fmt: skip
             lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-            failed = {"failed": name, "said": done.stderr[-500:]}
-            print(lines[-1] if lines else json.dumps(failed), flush=True)
+            said = json.dumps({"failed": name, "said": done.stderr[-500:]})
+            print(lines[-1] if lines else said, flush=True)
+            failed += not lines
+    sys.exit(failed)
 
 
 def write_corpus(folder: Path) -> None:

@@ -2,9 +2,10 @@
 makes codes of numbers.
 
 Codes are bitsandbytes': what a code stands for is bit for bit that of all its kernels, and the code
-of a number that of its kernel for any device, which takes the nearest one. Its kernel for a CPU
-looks it up in steps of 1/32,767 of the largest number of the block: second moments below that
-become 0 there, which divides an update by eps.
+of a number that of its kernel for any device, which takes the nearest one. Its kernel for a GPU
+takes the other one where a number lies in the middle of two: once in a million. Its kernel for a
+CPU looks a number up in steps of 1/32,767 of the largest one of the block: second moments below
+that become 0 there, which divides an update by eps.
 """
 
 from __future__ import annotations
