@@ -288,6 +288,8 @@ def _unlike(run: Run, wanted: Promise, made: Promise) -> Iterator[str]:
             continue  # of param groups that are in another order
         if not old and new is None and isinstance(old, tuple):
             continue  # the source skips nothing, and neither will a step that can't say so
+        if name == "lr" and wanted.rewarm and made.rewarm is None:
+            continue  # the window is why
         if old is None:
             unsaid += [f"{name} {new}"] if name not in COUNTERS else []  # which `numbers` says
             continue
@@ -303,6 +305,11 @@ def _set_by(run: Run, name: str, value: Any, made: Promise) -> str:
         how = run.format.advise_skip(value)
         words = [f"{first}-{last}" for first, last in value]
         return how if isinstance(how, str) else f"{command('skip', *words)} says what can be done"
+    if name == "rewarm" and value:
+        return (
+            f"the next rate is {made.lr}; transplant a step whose schedule is at {value[2]} "
+            "samples or beyond, or hold the rate back in the new trainer"
+        )
     if name == "loss_scale" and made.loss_scale == 1.0:
         return "without fp16 there is none"
     return run.format.advise(name, value)
