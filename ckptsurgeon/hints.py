@@ -43,7 +43,8 @@ class Command:
 @dataclass(frozen=True)
 class Again:
     """The command that was typed, with options `added` and others `dropped`, and one word `swapped`
-    for another. Where nothing was typed, or that word not once, its text is a sentence."""
+    for another. Where nothing was typed, or that word not once, its text is a sentence; where that
+    command has not the options, it is the act `otherwise`."""
 
     added: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
@@ -55,6 +56,8 @@ class Again:
     """An act in words, for a command that has not the options."""
 
     def __str__(self) -> str:
+        if not self.fits():
+            return _parts(self.otherwise)[0]
         words = list(TYPED.get().words)
         end = words.index("--") if "--" in words else len(words)
         if self._in_recipe():
@@ -163,10 +166,12 @@ def apart(hint: Hint) -> tuple[str, str]:
     """What to type or to do, and the reason."""
     if isinstance(hint, Again) and not hint.fits():
         hint = hint.otherwise
-    if isinstance(hint, str):
-        act, _, why = hint.partition("    ")
-        return act, why.strip()
-    return str(hint), hint.why
+    return _parts(hint) if isinstance(hint, str) else (str(hint), hint.why)
+
+
+def _parts(act: str) -> tuple[str, str]:
+    act, _, why = act.partition("    ")
+    return act, why.strip()
 
 
 def quoted(*words: object) -> str:

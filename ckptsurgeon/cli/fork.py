@@ -66,14 +66,10 @@ def fork(
         recipe = from_data({})
     how = "hard-link" if hard_link else "copy" if copy else "reflink"
     if common.dry_run:
-        fork.refuse_place(run, folder)
-        run.checkpoint(at)
-        files = fork.files_of(run, at)
-        total = sum(path.stat().st_size for path in files)
-        done = fork.Fork(folder, at, len(files), total, None)
+        done = fork.planned(run, at, folder, recipe)
     else:
         done = fork.fork(run, at, folder, recipe, how, allow_globals=allow_global or ())
-    text = report.fork(done, how, written=not common.dry_run)
+    text = report.fork(done, how, common.style, written=not common.dry_run)
     common.report(
         lambda: report.with_apply(text, again(without=DRY_RUN)) if common.dry_run else text,
         lambda: report.fork_json(done, how, written=not common.dry_run),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.points import Points
+from ckptsurgeon.logs.source import Subject
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +17,7 @@ SYSTEM = "system/"
 """How the names begin that MLflow's own monitor logs: their steps count its samples."""
 
 
-def leading_to(points: Points, marks: Marks, what: str) -> NDArray[np.bool_]:
+def leading_to(points: Points, marks: Marks, what: Subject) -> NDArray[np.bool_]:
     """Those of the history of a step, where the points are in the order in which they were logged:
     the loss says which; what counts the same steps is compared by its own, and all else goes the
     way of the point of the loss before it."""

@@ -10,10 +10,11 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ckptsurgeon.errors import DamagedFile, UsageError
 from ckptsurgeon.logs import signals, trail
+from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
 from ckptsurgeon.logs.source import (
     Carry,
@@ -21,6 +22,7 @@ from ckptsurgeon.logs.source import (
     LogSource,
     NewNames,
     Stream,
+    Subject,
     keep_in_the_attic,
     leave,
     rewrite,
@@ -29,6 +31,10 @@ from ckptsurgeon.plans.edits import AnyChange, Content, Piece, Rewrite, Span, re
 from ckptsurgeon.plans.log_fields import LOGS
 from ckptsurgeon.transaction.home import ROWS
 from ckptsurgeon.transaction.json_keys import keys_renamed
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 END = 256 << 10
 """Bytes at the end of a file in which its last step is looked for."""
@@ -62,8 +68,8 @@ class RowFile(LogSource):
         points = read.steps != trail.NONE
         if not points.any():
             without = f"{name} stays as it is: nothing in it is known to count steps"
-            return [], [without] if len(points) > read.header else []
-        flags = trail.leading_to(read.steps, read.walls, cut.marks, name)
+            return [], [without] if len(points) > read.header or read.strange else []
+        flags = read.leading_to(cut.marks, name)
         if flags.all():
             return [], []
         stay, total = int((flags & points).sum()), int(points.sum())
@@ -87,7 +93,7 @@ class RowFile(LogSource):
             ]
         read = _Index(self.path)
         points = read.steps != trail.NONE
-        flags = trail.leading_to(read.steps, read.walls, carry.marks, name)
+        flags = read.leading_to(carry.marks, name)
         if not (flags & points).any():
             return {}, []
         path = carry.folder(self.path.parent) / self.path.name
@@ -217,7 +223,7 @@ def _point(item: Mapping[str, Any]) -> tuple[int, float]:
 
 class _Index:
     """Where each record of a file ends, its step and its time; `header` says whether the first one
-    names columns."""
+    names columns, and `strange` whether the file is no table and no JSON lines."""
 
     def __init__(self, path: Path) -> None:
         import numpy as np
@@ -234,9 +240,14 @@ class _Index:
                     steps.append(step)
                     walls.append(wall)
         except csv.Error as error:
-            raise DamagedFile(str(path), end, str(error), next=leave(path)) from None
+            raise DamagedFile(str(path), end, str(error), next=leave(path, "lines")) from None
         self.ends = ends
+        self.strange = not ends and path.stat().st_size > 0
         self.steps, self.walls = np.array(steps, np.int64), np.array(walls, float)
+
+    def leading_to(self, marks: Marks, name: str) -> NDArray[np.bool_]:
+        """The records of the history of a step, where the file is called `name`."""
+        return trail.leading_to(self.steps, self.walls, marks, Subject(name, leave(name, "lines")))
 
     def spans(self, name: str, flags: Any) -> Iterator[Span]:
         """The bytes of the records with a flag."""

@@ -39,14 +39,26 @@ class Stream:
         return cls(name, kind, steps[-1] if steps else None, each)
 
 
-def leave(log: object) -> Hint:
-    """What to do where `log` can't be cut: leave the logs alone, or this one out."""
+def leave(log: object, holds: str) -> Hint:
+    """What to do where `log` can't be cut: leave the logs alone, or this one out, with what it
+    `holds`."""
     return again(
         "--no-truncate",
         why="leaves the logs alone",
         setting="tensorboard.truncate=false",
-        otherwise=f"move {log} out of the run    its lines stay as they are",
+        otherwise=f"move {log} out of the run's log folders    its {holds} stay as they are",
     )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a refusal is about, a log or one run of it, and what to do `instead` of cutting it."""
+
+    name: str
+    instead: Hint
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def keep_in_the_attic(place: object) -> Hint:

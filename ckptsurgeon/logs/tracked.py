@@ -11,7 +11,7 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.logs.history import NEAR
 from ckptsurgeon.logs.marks import Marks
-from ckptsurgeon.logs.source import Cut, LogSource, keep_in_the_attic
+from ckptsurgeon.logs.source import Cut, LogSource, Subject, keep_in_the_attic, leave
 from ckptsurgeon.plans.edits import relative
 
 
@@ -35,6 +35,10 @@ class TrackedRuns(LogSource):
     def __init__(self, path: Path, root: Path, named: Sequence[str] = ()) -> None:
         super().__init__(path, root)
         self.named = named
+
+    def _subject(self, run: TrackedRun) -> Subject:
+        file = relative(self.path, self.root)
+        return Subject(f"{file}: {run.name}", leave(file, "runs"))
 
     def _meant(self, runs: Sequence[TrackedRun]) -> list[TrackedRun]:
         """Those that the user named, or all."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs.history import NEAR
 from ckptsurgeon.logs.marks import Marks
-from ckptsurgeon.logs.source import leave
+from ckptsurgeon.logs.source import Subject
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,10 +39,10 @@ class _Stretch:
 
 
 def leading_to(
-    steps: NDArray[np.int64], walls: NDArray[np.float64], marks: Marks, what: str
+    steps: NDArray[np.int64], walls: NDArray[np.float64], marks: Marks, what: Subject
 ) -> NDArray[np.bool_]:
     """The points of the history up to N, a flag each; `walls` are their times, NaN where the log
-    has none, and `what` names the log.
+    has none, and `what` is the log.
 
     The newest stretch that holds N is the one that led there, of those that did before the
     checkpoint was saved, where both times are known. Raises SurgeryError where a later one may have
@@ -67,7 +67,7 @@ def beside_clock(
     clock: NDArray[np.bool_],
     others: NDArray[np.bool_],
     marks: Marks,
-    what: str,
+    what: Subject,
 ) -> NDArray[np.bool_]:
     """The same, where only the points with the flag `clock` are known to be logged in order of
     their steps. One of `others` counts the same steps and may come late: it is of the history as
@@ -90,7 +90,7 @@ def beside_clock(
 
 
 def _bounds(
-    steps: NDArray[np.int64], walls: NDArray[np.float64], marks: Marks, what: str
+    steps: NDArray[np.int64], walls: NDArray[np.float64], marks: Marks, what: Subject
 ) -> NDArray[np.int64]:
     """Of each point, the last step that counts in its stretch, -1 where none does."""
     import numpy as np
@@ -119,7 +119,7 @@ def _chain(
     steps: NDArray[np.int64],
     walls: NDArray[np.float64],
     marks: Marks,
-    what: str,
+    what: Subject,
 ) -> list[tuple[_Stretch, int]]:
     """The stretch that got to N and those that it was resumed from, newest first, each with the
     last step that counts of it."""
@@ -138,7 +138,7 @@ def _head(
     steps: NDArray[np.int64],
     walls: NDArray[np.float64],
     marks: Marks,
-    what: str,
+    what: Subject,
 ) -> _Stretch | None:
     import numpy as np
 
@@ -167,7 +167,7 @@ def _head(
         raise SurgeryError(
             f"{what}: two branches may hold step {point}: one goes from {head.lo} to {head.hi}, a "
             f"later one from {unsure[-1].lo} to {unsure[-1].hi}, and nothing says when",
-            next=leave(what),
+            next=what.instead,
         )
     return head
 

@@ -18,6 +18,7 @@ from ckptsurgeon.operations.section import Changes
 from ckptsurgeon.plans.edits import AnyChange, Aside, Rewrite
 from ckptsurgeon.plans.log_fields import LOGS, TENSORBOARD
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.home import PARTIAL
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.marks import Marks
@@ -39,6 +40,7 @@ def logs(run: Run, source: Run, donor: Checkpoint, without: Hint) -> Changes:
     `without`."""
     from ckptsurgeon.logs.printed.families import late
 
+    _refuse_shared(run, source, without)
     marks = marks_of(donor, donor.state().step, None)
     marks = replace(marks, iteration=marks.iteration - late(source.format.name))
     try:
@@ -59,6 +61,19 @@ def logs(run: Run, source: Run, donor: Checkpoint, without: Hint) -> Changes:
         none = f"{source.root} has no events up to step {marks.iteration}: no logs are copied"
         return [], [none, *told]
     return [*events.changes, *others.changes], told
+
+
+def _refuse_shared(run: Run, source: Run, without: Hint) -> None:
+    """Raise SurgeryError where a log of the source is one of this run as well: a cut of it here
+    would be one there."""
+    shared = {*source.logs.all()}.intersection(run.logs.all())
+    if shared:
+        name = run.root.name.removesuffix(PARTIAL)
+        raise SurgeryError(
+            f"{min(shared)} is a log of {source.root} and of {name}: a cut of it would be one of "
+            "both",
+            next=(without, "name log folders of their own in `tensorboard:` of ckptsurgeon.yaml"),
+        )
 
 
 def leave_alone() -> Hint:

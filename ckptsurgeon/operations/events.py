@@ -182,11 +182,16 @@ def event_folders(run: Run) -> list[LogSource]:
 
 def linked(run: Run) -> list[str]:
     """What to know of log folders that nothing is done with."""
-    return [
+    links = [
         f"{link}/ is a link, so its event files stay as they are; name it in "
         f"ckptsurgeon.yaml if they are this run's: tensorboard: [{link}]"
         for link in run.logs.links()
     ]
+    others = [
+        f"{folder}/ stays as it is: it has logs of {tracker}, which no surgery cuts"
+        for folder, tracker in run.logs.strangers()
+    ]
+    return [*links, *others]
 
 
 def _renamed(run: Run, section: TensorBoard, counts: Sequence[Counts], by: str) -> list[str]:

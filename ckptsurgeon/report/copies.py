@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.hints import command
-from ckptsurgeon.report.document import SCHEMA
-from ckptsurgeon.report.style import clean, count, size
+from ckptsurgeon.report.changes import changes
+from ckptsurgeon.report.document import SCHEMA, changes_json
+from ckptsurgeon.report.style import Style, clean, count, hanging, size, table
 
 if TYPE_CHECKING:
     from ckptsurgeon.surgery.export import Export
@@ -37,20 +38,23 @@ def export_json(folder: Path, done: Export) -> dict[str, Any]:
     }
 
 
-def fork(done: Fork, how: str, *, written: bool) -> str:
-    """What the fork holds, and the two commands that come next; with --dry-run what it would
-    hold."""
+def fork(done: Fork, how: str, style: Style, *, written: bool) -> str:
+    """What the fork holds, the changes in it, and the two commands that come next; with --dry-run
+    what it would hold."""
     what = f"step {done.step}, {count(done.files, 'file')}, {size(done.size)} by {how}"
+    changed = table(changes(done.changes), style)
+    notes = [line for text in done.warnings for line in hanging("  note     ", clean(text), style)]
     if not written:
         unsure = ", if the file system can (else: --hard-link or --copy)"
         what += unsure if how == "reflink" else ""
-        return f"would make {clean(str(done.folder))}: {what}"
-    lines = [f"made {clean(str(done.folder))}: {what}"]
-    if done.receipt is not None:
-        lines.append(f"  receipt  {done.receipt.id} {done.receipt.title}")
+        return "\n".join([f"would make {clean(str(done.folder))}: {what}", *changed, *notes])
+    receipt = [] if done.receipt is None else [f"  receipt  {done.receipt.id} {done.receipt.title}"]
     return "\n".join(
         [
-            *lines,
+            f"made {clean(str(done.folder))}: {what}",
+            *changed,
+            *notes,
+            *receipt,
             f"  status   {command('status', run=done.folder)}",
             f"  start    {command('relaunch', run=done.folder)}",
         ]
@@ -68,6 +72,8 @@ def fork_json(done: Fork, how: str, *, written: bool) -> dict[str, Any]:
         "how": how,
         "written": written,
         "receipt": None if done.receipt is None else done.receipt.id,
+        "changes": changes_json(done.changes),
+        "warnings": list(done.warnings),
     }
 
 

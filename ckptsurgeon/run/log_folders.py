@@ -14,6 +14,7 @@ from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.layout import Paged
 from ckptsurgeon.plans.edits import Move, relative
 from ckptsurgeon.plans.plan import Receipt
+from ckptsurgeon.run import strangers
 from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.home import (
@@ -210,9 +211,19 @@ class LogFolders:
                         links.append(relative(link, self.root))
         return links
 
+    def strangers(self) -> list[tuple[str, str]]:
+        """Folders with logs that nothing is done with, each with the tracker that wrote them."""
+        found = []
+        for here, inner, files in self._walk():
+            tracker = strangers.tracker(here, inner, files)
+            if tracker is not None:
+                found.append((relative(here, self.root), tracker))
+                inner.clear()
+        return found
+
     def _walk(self) -> Iterator[tuple[Path, list[str], list[str]]]:
         """Folder, folders in it and files in it, wherever logs may be."""
-        steps = self.format.steps(self.root)
+        steps = self.format.steps(self.root) if self.root.is_dir() else []  # of a fork to be made
         checkpoints = {path for step in steps for path in self.format.entries(self.root, step)}
         for root in self.roots():
             for folder, inner, files in os.walk(root):

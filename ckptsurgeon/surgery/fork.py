@@ -18,7 +18,9 @@ from ckptsurgeon import disk, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.hints import again, shell
+from ckptsurgeon.operations.logs import Logs
 from ckptsurgeon.operations.section import Recipe
+from ckptsurgeon.plans.edits import AnyChange
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.recipe.file import to_data
 from ckptsurgeon.run.run import CONFIG, Run
@@ -33,13 +35,16 @@ CANNOT_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno
 
 @dataclass(frozen=True)
 class Fork:
-    """The branch: its step, how many files and bytes it began with, and the surgery on them."""
+    """The branch: its step, how many files and bytes it began with, and the surgery on them: its
+    changes and what there is to say of them. The receipt is None where nothing was done."""
 
     folder: Path
     step: int
     files: int
     size: int
-    receipt: Receipt | None
+    receipt: Receipt | None = None
+    changes: tuple[AnyChange, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def fork(
@@ -67,18 +72,35 @@ def fork(
     try:
         with as_owner(partial, []):
             files = _fill(run, step, partial, how)
-        branch = replace(run, root=partial)
-        receipt = None
+        done = Fork(folder, step, len(files), _size(files))
         if to_data(recipe):
+            branch = replace(run, root=partial)
             plan = surgery.plan(branch, recipe, allow_globals=allow_globals)
             receipt = None if plan.empty else surgery.apply(branch, plan)
+            done = replace(done, receipt=receipt, changes=plan.changes, warnings=plan.warnings)
         disk.rename(partial, folder)
     except BaseException:
         with contextlib.suppress(OSError):
             remove(partial)
         raise
     disk.fsync_directory(folder.parent)
-    return Fork(folder, step, len(files), sum(path.stat().st_size for path in files), receipt)
+    return done
+
+
+def planned(run: Run, step: int, folder: Path, recipe: Recipe) -> Fork:
+    """What `fork` would make, with the changes that bring its logs; those of other sections are
+    not among them. Reads only, and raises what `fork` would raise for the place and the logs."""
+    folder = folder.parent.resolve() / folder.name
+    refuse_place(run, folder)
+    checkpoint, logs, files = run.checkpoint(step), recipe[Logs], files_of(run, step)
+    made, told = (
+        ([], []) if logs.of is None else logs.changes(replace(run, root=folder), recipe, checkpoint)
+    )
+    return Fork(folder, step, len(files), _size(files), None, tuple(made), tuple(told))
+
+
+def _size(files: Sequence[Path]) -> int:
+    return sum(path.stat().st_size for path in files)
 
 
 def refuse_place(run: Run, folder: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError, first_few
@@ -31,6 +31,7 @@ from ckptsurgeon.plans.log_fields import LOGS
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.spans import rows
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery import written_since
 from ckptsurgeon.surgery.render import make_unreadable, relinked, replaced, rewrite, touched
 from ckptsurgeon.surgery.saved_again import without_saved_again
 from ckptsurgeon.transaction import assumptions, kept, receipts
@@ -71,8 +72,8 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
         restored = kept.CHANGED
         warnings.append(f"saved again since {receipt.id}, and left as saved: {', '.join(left)}")
     new = receipts.next_id(run.root)
-    since = _since(run, whole, new)
-    gone = [move.src for move in since]
+    gone, links = _since(run, whole)
+    since = [Move(file, run.attic(file, new)) for file in gone]
     inverse, linked = _inverse(run, receipt, found, new, gone)
     first, last = _replaced(run, linked, new)
     changes, pointers = _pointers(run, receipt, new)
@@ -80,7 +81,8 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
         warnings.append(f"saved again since {receipt.id}, to the attic: {', '.join(anew)}")
     if gone:
         warnings.append(f"written since {receipt.id}, to the attic: {', '.join(gone)}")
-    edits = [*first, *since, *_tails(run, inverse, new), *inverse, *last, *pointers]
+    tails = _tails(run, inverse, new)
+    edits = [*first, *since, *relinked(run, links, new), *tails, *inverse, *last, *pointers]
     assumed = dict.fromkeys(touched(edits))
     refuse_foreign(run.root, run.logs.named(), edits, f"receipt {receipt.id}", assumed.keys())
     return Plan(
@@ -88,7 +90,7 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
         run=str(run.root),
         title=title,
         recipe={},
-        changes=(*changes, *(Aside(file, _kind(file)) for file in gone)),
+        changes=(*changes, *links, *(Aside(file, _kind(file)) for file in gone)),
         edits=tuple(edits),
         assumes=tuple(side_by_side(run.fingerprint, assumed)),
         promise=None,
@@ -191,23 +193,15 @@ def _kind(file: str) -> str:
     return LOGS if is_log(file) else "checkpoint"
 
 
-def _since(run: Run, receipt: Receipt, id: str) -> list[Move]:
-    """Moves of what a trainer wrote since: checkpoints and logs that were not there. What
-    the surgery itself edited or made is none of it, whichever step it is by now."""
+def _since(run: Run, receipt: Receipt) -> tuple[list[str], list[Relink]]:
+    """What a trainer wrote since, checkpoints and logs that were not there, and its links that
+    led to it. What the surgery itself edited or made is none of it, whichever step it is by now."""
     if not receipt.steps:
-        return []
+        return [], []
     ours = made(receipt.inverse)
-    known = {*receipt.logs, *ours}
-    edited = {str(path) for file in ours for path in (file, *PurePosixPath(file).parents)}
-    newer = [
-        run.relative(path)
-        for step in run.steps()
-        if step not in receipt.steps
-        for path in run.entries(step)
-    ]
-    out = [file for file in newer if file not in edited]
-    out += [file for file in run.logs.written() if file not in known]
-    return [Move(file, run.attic(file, id)) for file in out]
+    written = written_since.logs(run, {*receipt.logs, *ours})
+    links, aside = written_since.links(run, written, receipt.logs, ours)
+    return [*written_since.checkpoints(run, receipt.steps, ours), *written, *aside], links
 
 
 def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[AnyChange], list[Edit]]:

@@ -28,6 +28,9 @@ STORED = re.compile(
     rf"(?:meta\.yaml|(?:metrics|params|tags|outputs)/.+|artifacts/{re.escape(CUT_FROM)})"
 )
 """The path of a file that MLflow's file store has of a run, or of a model."""
+STORED_RUN = re.compile(r"[0-9a-f]{32}")
+WANDB_RUN = re.compile(r"offline-run-\d[\d_]*-.+|run-\d{8}_\d{6}-.+")
+"""The name of a folder that MLflow's file store, and that W&B, has of one run."""
 KEPT_EVENTS = "tf-events"
 """What it has in it in an attic instead: TensorBoard would load the file."""
 
@@ -38,10 +41,11 @@ def has_receipts(folder: Path) -> bool:
 
 
 def is_log(name: str) -> bool:
-    """Whether a file of this name, or path, is a log that a surgery may edit."""
+    """Whether a file of this name, or path, is a log that a surgery may edit, or a folder of this
+    name that of one run of a tracker."""
     last = name.rpartition("/")[2]
     by_name = EVENTS in last or last in ROWS or is_wandb(last) or is_database(last)
-    return by_name or is_stored(name)
+    return by_name or is_stored(name) or is_wandb_run(last) or bool(STORED_RUN.fullmatch(last))
 
 
 def is_stored(path: str) -> bool:
@@ -57,7 +61,7 @@ def stored_run(path: str) -> str | None:
 
 def is_stored_run(folder: Path, inner: Sequence[str], files: Sequence[str]) -> bool:
     """Whether a folder with these folders and files is one of its runs, and not in its trash."""
-    named = re.fullmatch(r"[0-9a-f]{32}", folder.name) is not None
+    named = STORED_RUN.fullmatch(folder.name) is not None
     whole = "meta.yaml" in files and "metrics" in inner and "params" in inner
     return named and whole and folder.parent.parent.name != ".trash"
 
@@ -65,6 +69,11 @@ def is_stored_run(folder: Path, inner: Sequence[str], files: Sequence[str]) -> b
 def is_wandb(name: str) -> bool:
     """Whether a file of this name has the records of a run of W&B."""
     return name.startswith("run-") and name.endswith(".wandb")
+
+
+def is_wandb_run(name: str) -> bool:
+    """Whether a folder of this name is of a run of W&B."""
+    return WANDB_RUN.fullmatch(name) is not None
 
 
 def is_database(name: str) -> bool:

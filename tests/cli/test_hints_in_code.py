@@ -66,7 +66,10 @@ def test_no_hint_adds_an_option_that_the_typed_command_has_not() -> None:
         for name in OF.get(where, known):
             typed = hints.TYPED.set(hints.Typed((name,), takes=known[name].__contains__))
             try:
-                act, _ = hints.apart(hint)
+                act, why = hints.apart(hint)
+                assert (str(hint), f"{hint}", hints.text(hint)) == (
+                    act, act, f"{act}    {why}" if why else act,
+                )  # fmt: skip
             finally:
                 hints.TYPED.reset(typed)
             lacking = [word for word in OPTION.findall(act) if word not in known[name]]

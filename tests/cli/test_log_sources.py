@@ -93,7 +93,7 @@ def test_a_log_that_cannot_be_cut_comes_with_a_way_around_it(
     for hint in hints(refused.stderr):
         assert surgeon(*hint).exit_code == 0
         return
-    assert f"move {log} out of the run" in refused.stderr
+    assert f"move {log.parent} out of the run's log folders" in refused.stderr
     log.rename(root.with_name("away.wandb"))
     assert surgeon(*words, "--yes", "-C", root).exit_code == 0
 
@@ -240,6 +240,14 @@ def test_a_fork_brings_its_logs_on_request(surgeon: Surgeon, root: Path, tmp_pat
     done = surgeon("fork", tmp_path / "bare", "--step", 20, "--copy", "-C", root)
     assert done.exit_code == 0, done.stderr
     assert Run.open(tmp_path / "bare").log_sources() == []
+    words = ("fork", tmp_path / "branch", "--step", 20, "--copy", "--logs", "-n", "-C", root)
+    said = surgeon(*words)
+    assert said.exit_code == 0 and said.stdout.count("to step 20") >= 3, said.stdout
+    assert f"ckptsurgeon fork {tmp_path / 'branch'}" in said.stdout
+    document = json.loads(surgeon(*words, "--json").stdout)
+    assert {change["field"] for change in document["changes"]} <= {"logs", "tensorboard"}
+    assert all("to step 20" in change["note"] for change in document["changes"])
+    assert not (tmp_path / "branch").exists()
     done = surgeon("fork", tmp_path / "branch", "--step", 20, "--copy", "--logs", "-C", root)
     assert done.exit_code == 0, done.stderr
     assert ends(tmp_path / "branch") == [20] * 4

@@ -107,10 +107,24 @@ def test_a_run_that_crashed_and_went_on_is_one_curve(tmp_path: Path) -> None:
     assert curve(uploaded(root).history["abc"], "loss") == first[:4]
     for _ in range(2):
         surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
-    mine = {name: what for name, what in snapshot(root).items() if name in before}
-    assert {k: v for k, v in before.items() if "wandb/" not in k or k.endswith(".wandb")} == {
-        k: v for k, v in mine.items() if "wandb/" not in k or k.endswith(".wandb")
-    }
+    assert snapshot(root) == before
+
+
+def test_an_undo_leaves_nothing_of_what_the_library_began_since(tmp_path: Path) -> None:
+    """Its folders and links as well; a redo puts all of it back, and the library goes on in it."""
+    root = make_run(tmp_path / "run", (4, 8))
+    assert train(root, 1, 9, 1.0, "crash") == 1
+    before = snapshot(root)
+    rollback(root, 4)
+    assert train(root, 5, 8, 0.5) == 0
+    then = snapshot(root)
+    for _ in range(2):
+        surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
+        assert snapshot(root) == before
+        surgery.apply(Run.open(root), surgery.plan_redo(Run.open(root)))
+        assert snapshot(root) == then
+    clean = curve(uploaded(root).history["abc"], "loss")
+    assert clean == [*((s, 1 / s) for s in range(1, 5)), *((s, 0.5 / s) for s in range(5, 9))]
 
 
 def test_a_name_that_is_new_reaches_the_server(tmp_path: Path) -> None:

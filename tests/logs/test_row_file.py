@@ -16,10 +16,11 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.logs import trail
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.row_file import RowFile
-from ckptsurgeon.logs.source import Cut, NewNames
+from ckptsurgeon.logs.source import Cut, NewNames, Subject
 from ckptsurgeon.plans.edits import AnyChange, Content, Rewrite, Span
 
 SAVED = 1_700_000_000.0
+LOG = Subject("log", "it is left as it is")
 
 
 def lines(steps: Iterable[int], start: float | None = None) -> bytes:
@@ -158,13 +159,13 @@ def test_what_stays_is_one_history_without_a_step_back(
     steps = np.array([s for lo, length in stretches for s in range(lo, lo + length)], np.int64)
     nan = np.full(len(steps), np.nan)
     try:
-        flags = trail.leading_to(steps, nan, Marks(point), "log")
+        flags = trail.leading_to(steps, nan, Marks(point), LOG)
     except SurgeryError as refusal:
         assert "two branches" in refusal.what
         return
     kept = steps[flags]
     assert (kept <= point).all()
     assert (np.diff(kept) >= 0).all()
-    assert trail.leading_to(kept, nan[flags], Marks(point), "log").all()
+    assert trail.leading_to(kept, nan[flags], Marks(point), LOG).all()
     if steps[0] <= point:
         assert len(kept)

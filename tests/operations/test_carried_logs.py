@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data
-from ckptsurgeon.surgery.fork import fork
+from ckptsurgeon.surgery.fork import fork, planned
 from tests.support.event_logs import write_log
 from tests.support.mlruns import log_to_mlruns
 from tests.support.snapshot import exact_snapshot, snapshot
@@ -71,6 +71,37 @@ def test_a_fork_begins_with_the_logs_up_to_its_step(tmp_path: Path) -> None:
     branch = Run.open(tmp_path / "branch")
     surgery.apply(branch, surgery.plan_undo(branch))
     assert not list((tmp_path / "branch").glob("*/*/*.wandb"))
+
+
+def test_a_dry_run_says_which_logs_come_and_where_they_end(tmp_path: Path) -> None:
+    root = source(tmp_path / "run")
+    log_to_mlflow(root / "mlflow.db", [(step, {"loss": 1.0}) for step in range(1, STEPS)])
+    run, branch = Run.open(root), tmp_path / "branch"
+    recipe = from_data({"logs": {"of": str(root)}, "tensorboard": {"note": False}})
+    before = exact_snapshot(tmp_path)
+    said = planned(run, AT, branch, recipe)
+    assert exact_snapshot(tmp_path) == before
+    assert all(f"to step {AT}" in getattr(change, "note", "") for change in said.changes)
+    assert {Path(change.file).suffix for change in said.changes} >= {".csv", ".jsonl", ".wandb"}
+    assert [sentence for sentence in said.warnings if "mlflow.db is not carried" in sentence]
+    done = fork(run, AT, branch, recipe, "copy")
+    assert (done.changes, done.warnings) == (said.changes, said.warnings)
+    assert steps(branch) == each(range(1, AT + 1))
+
+
+def test_a_log_of_both_runs_is_not_cut_for_one(tmp_path: Path) -> None:
+    """A fork beside the run, whose settings name a folder beside both."""
+    root, logs = make_run(tmp_path / "run", (4, AT)), tmp_path / "logs"
+    logs.mkdir()
+    (logs / "metrics.csv").write_text("step,loss\n" + "".join(f"{s},1\n" for s in range(1, 13)))
+    (root / "ckptsurgeon.yaml").write_text("tensorboard: [../logs]\n")
+    before = snapshot(tmp_path)
+    recipe, refusal = from_data({"logs": {"of": str(root)}}), "csv is a log of .*run and of branch"
+    with pytest.raises(SurgeryError, match=refusal):
+        planned(Run.open(root), AT, tmp_path / "branch", recipe)
+    with pytest.raises(SurgeryError, match=refusal):
+        fork(Run.open(root), AT, tmp_path / "branch", recipe, "copy")
+    assert snapshot(tmp_path) == before
 
 
 def test_the_logs_of_another_run_take_the_place_of_its_own(tmp_path: Path) -> None:

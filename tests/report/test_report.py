@@ -187,7 +187,7 @@ def test_a_surgery_that_holds_the_weights_does_not_promise_a_rate_of_0() -> None
 
 
 def test_a_fork_names_the_commands_that_come_next() -> None:
-    lines = report.fork(Fork(Path("b"), 6, 3, 856, None), "copy", written=True).splitlines()
+    lines = report.fork(Fork(Path("b"), 6, 3, 856), "copy", LOOK, written=True).splitlines()
     assert lines == [
         "made b: step 6, 3 files, 856 B by copy",
         "  status   ckptsurgeon -C b status",

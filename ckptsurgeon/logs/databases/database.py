@@ -14,7 +14,7 @@ from ckptsurgeon.logs.databases.reading import opened
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts, namer
 from ckptsurgeon.logs.points import Points
-from ckptsurgeon.logs.source import Cut, NewNames, Stream
+from ckptsurgeon.logs.source import Cut, NewNames, Stream, Subject
 from ckptsurgeon.logs.tracked import TrackedRun, TrackedRuns
 from ckptsurgeon.plans.edits import AnyChange, Rewrite, relative
 from ckptsurgeon.plans.log_fields import LOGS
@@ -71,7 +71,7 @@ class Database(TrackedRuns):
         """The steps of its first or its last points, in the order in which they were logged."""
 
     @abstractmethod
-    def leading_to(self, points: Points, marks: Marks, what: str) -> NDArray[np.bool_]:
+    def leading_to(self, points: Points, marks: Marks, what: Subject) -> NDArray[np.bool_]:
         """Which of the points are of the history of a step."""
 
     @abstractmethod
@@ -121,7 +121,6 @@ class Database(TrackedRuns):
                 yield from self.values(database, run)
 
     def cut(self, cut: Cut) -> tuple[list[AnyChange], list[str]]:
-        file = relative(self.path, self.root)
         refuse_live(self.path)
         changes: list[AnyChange] = []
         warnings: list[str] = []
@@ -129,7 +128,7 @@ class Database(TrackedRuns):
             first = partial(self.steps_at, database, end="first")
             for run in self._passed(self.runs(database), cut.marks, first):
                 points = self.points_of(database, run)
-                stays = self.leading_to(points, cut.marks, f"{file}: {run.name}")
+                stays = self.leading_to(points, cut.marks, self._subject(run))
                 if not stays.all():
                     parted = self._part(database, run, points, stays, cut)
                     changes.append(self._changed(database, parted, cut))

@@ -16,6 +16,7 @@ from ckptsurgeon.logs.databases.reading import columns
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.metrics import SYSTEM
 from ckptsurgeon.logs.points import Points
+from ckptsurgeon.logs.source import Subject
 from ckptsurgeon.logs.tracked import TrackedRun
 from ckptsurgeon.plans.edits import relative
 from ckptsurgeon.plans.queries import Statement
@@ -91,7 +92,7 @@ class MLflow(Database):
         steps: list[int] = points.steps[metrics.clock(points)].tolist()
         return steps
 
-    def leading_to(self, points: Points, marks: Marks, what: str) -> NDArray[np.bool_]:
+    def leading_to(self, points: Points, marks: Marks, what: Subject) -> NDArray[np.bool_]:
         return metrics.leading_to(points, marks, what)
 
     def parted(self, database: sqlite3.Connection, parted: Parted) -> Iterator[Statement]:

@@ -19,6 +19,7 @@ from ckptsurgeon.logs.databases.database import MOST, Database, End, Parted
 from ckptsurgeon.logs.databases.reading import columns
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.points import Points
+from ckptsurgeon.logs.source import Subject
 from ckptsurgeon.logs.tracked import TrackedRun
 from ckptsurgeon.plans.queries import Statement
 
@@ -92,7 +93,7 @@ class Trackio(Database):
         steps: list[int] = points.steps[points.steps != trail.NONE].tolist()
         return steps
 
-    def leading_to(self, points: Points, marks: Marks, what: str) -> NDArray[np.bool_]:
+    def leading_to(self, points: Points, marks: Marks, what: Subject) -> NDArray[np.bool_]:
         return trail.leading_to(points.steps, points.walls, marks, what)
 
     def parted(self, database: sqlite3.Connection, parted: Parted) -> Iterator[Statement]:

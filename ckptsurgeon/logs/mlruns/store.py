@@ -70,7 +70,7 @@ class MLflowFiles(TrackedRuns):
         for run in self._passed(self._runs(whole=True), cut.marks, first):
             folder = self.folders[run.id]
             files, points = folder.points()
-            what = f"{relative(self.path, self.root)}: {run.name}"
+            what = self._subject(run)
             stays = metrics.leading_to(points, cut.marks, what)
             if not stays.all():
                 parted = parting.Parted(self.root, folder, run, cut, *tracked.branch(run, cut))

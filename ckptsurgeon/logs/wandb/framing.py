@@ -42,7 +42,7 @@ def opened(path: Path) -> mmap.mmap | bytes:
         if head != START[: len(head)] or 0 < len(head) < len(START):
             raise SurgeryError(
                 f"{path} does not begin as a log of W&B that is known",
-                next=leave(path),
+                next=leave(path.parent, "records"),
             )
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if head else b""
 
@@ -119,7 +119,7 @@ def first_after(data: mmap.mmap | bytes, at: int) -> int:
 
 
 def _damaged(path: Path, offset: int, what: str) -> DamagedFile:
-    return DamagedFile(str(path), offset, what, next=leave(path))
+    return DamagedFile(str(path), offset, what, next=leave(path.parent, "records"))
 
 
 class Framed:

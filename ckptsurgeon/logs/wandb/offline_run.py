@@ -20,7 +20,9 @@ from ckptsurgeon.logs.source import (
     LogSource,
     NewNames,
     Stream,
+    Subject,
     keep_in_the_attic,
+    leave,
     rewrite,
 )
 from ckptsurgeon.logs.wandb import framing, record
@@ -120,7 +122,9 @@ class OfflineRun(LogSource):
             return []
         steps = np.concatenate([log.steps(key) for log in logs])
         walls = np.concatenate([log.column(WALL) for log in logs])
-        flags = trail.leading_to(steps, walls, marks, relative(self.path, self.root))
+        folders = relative(self.path.parent.with_name(f"*-{self.id}"), self.root)
+        what = Subject(relative(self.path, self.root), leave(folders, "records"))
+        flags = trail.leading_to(steps, walls, marks, what)
         borders = np.cumsum([0, *(log.points for log in logs)])
         parted = []
         last = -1
