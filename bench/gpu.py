@@ -1,7 +1,8 @@
 """What waits for a GPU, in one command that may be cut off: each figure is kept as it comes.
 
 The figures lie in bench/gpu.json ($BENCH_GPU names another file); a second call goes on where the
-first one was cut off, with the same kernels and trainer. To measure a step again, delete it there.
+first one was cut off. A step, or a variant of the training, that was measured with other kernels or
+another trainer is measured again; until then its figures say so.
 Without a GPU, --quick runs all of it in a small form on the CPU.
 """
 
@@ -62,19 +63,18 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
     if not quick and not _has_gpu():
         say("no GPU: what waits for one is not measured (--quick: its small form, on the CPU)")
         return rows(read(kept))
-    figures = read(kept)
-    if figures.get("sources") != sources():
-        figures = {"sources": sources()}
+    figures, now = read(kept), sources()
     began = time.monotonic()
     for step in STEPS:
         left = LIMIT - (time.monotonic() - began)
-        if figures.setdefault(step.name, {"lines": [], "ended": False})["ended"] or left < 10:
+        before = figures.setdefault(step.name, {"lines": [], "ended": False, "sources": now})
+        if (before["ended"] and before["sources"] == now) or left < 10:
             continue
         say(step.name)
-        measured = figures[step.name]["lines"] if step.goes_on else []
-        measured = [line for line in measured if "failed" not in line]
-        figures[step.name] = {"lines": measured, "ended": False}
-        words = (*step.words, *(line["what"] for line in measured))
+        measured = before["lines"] if step.goes_on else []
+        figures[step.name] = {"lines": list(measured), "ended": False, "sources": now}
+        done = [line["what"] for line in measured if line["sources"] == now]
+        words = (*step.words, *done)
         words += ("--small",) if quick else ()
         keep = partial(_keep, kept, figures, step.name)
         figures[step.name]["ended"] = _run(words, min(step.seconds, left), keep)
@@ -103,13 +103,23 @@ def sources() -> str:
 def rows(figures: dict[str, Any]) -> list[Row]:
     """What the figures say, in the rows of the other benches."""
     found: list[Row] = []
-    lines = {name: step["lines"] for name, step in figures.items() if isinstance(step, dict)}
-    machine = " · ".join(str(v) for line in lines.get("machine", []) for v in line.values())
-    cut = [name for name, step in figures.items() if isinstance(step, dict) and not step["ended"]]
+    now = sources()
+
+    def age(line: dict[str, Any]) -> str:
+        return "" if line["sources"] == now else ", older kernels"
+
+    lines = {name: step["lines"] for name, step in figures.items()}
+    on = [value for line in lines.get("machine", []) for value in list(line.values())[:-1]]
+    machine = " · ".join(map(str, on))
+    cut = [name for name, step in figures.items() if not step["ended"]]
     if cut:
         found.append(
             Row("gpu: steps that failed or were cut off", len(cut), "", 0, note=", ".join(cut))
         )
+    older = [name for name in lines if figures[name]["sources"] != now]
+    if older:
+        what = "gpu: steps measured with older kernels, or an older trainer"
+        found.append(Row(what, len(older), "", note=", ".join(older)))
     for line in lines.get("parity", []):
         note = f"of {line['passed'] + line['failed']}  {machine}"
         found.append(
@@ -137,7 +147,8 @@ def rows(figures: dict[str, Any]) -> list[Row]:
         if line["us"] < 10:  # no work for a GPU
             continue
         note = f"{line['us']:,.0f} µs, warps {line['warps']:.0f} %, issue {line['issue']:.0f} %"
-        found.append(Row(f"gpu: {line['what']}: of DRAM's bandwidth", line["dram"], "%", note=note))
+        what = f"gpu: {line['what']}: of DRAM's bandwidth"
+        found.append(Row(what, line["dram"], "%", note=note + age(line)))
     for line in lines.get("kernels", []):
         if "ours" in line.get("ms", {}):
             others = {who: ms for who, ms in line["ms"].items() if not who.startswith("ours")}
@@ -148,15 +159,13 @@ def rows(figures: dict[str, Any]) -> list[Row]:
                     f"gpu: {line['what']} against {best}",
                     others[best] / line["ms"]["ours"],
                     None,
-                    note,
+                    note + age(line),
                 )
             )
         elif "ms" in line:
             note = ", ".join(f"{who} {ms:.3g}" for who, ms in line["ms"].items())
             found.append(Row(f"gpu: {line['what']}", min(line["ms"].values()), "ms", note=note))
     for line in lines.get("training", []):
-        if "failed" in line:
-            continue
         note = f"{line['tokens_per_second']:,.0f} tokens/s, {line['peak_gib']:.1f} GiB"
         goal = 42.0 if line["what"] == "default" and line["mfu"] is not None else None
         found.append(
@@ -166,7 +175,7 @@ def rows(figures: dict[str, Any]) -> list[Row]:
                 "%",
                 goal,
                 True,
-                note,
+                note + age(line),
             )
         )
     return found
@@ -197,7 +206,11 @@ def _run(words: tuple[str, ...], seconds: float, keep: Callable[[dict[str, Any]]
 
 
 def _keep(kept: Path, figures: dict[str, Any], step: str, line: dict[str, Any]) -> None:
-    figures[step]["lines"].append(line)
+    if isinstance(line.get("failed"), str):  # a variant, of which the step says so, too
+        return
+    measured = figures[step]
+    others = [old for old in measured["lines"] if "what" not in old or old["what"] != line["what"]]
+    measured["lines"] = [*others, {**line, "sources": measured["sources"]}]
     _write(kept, figures)
 
 

@@ -30,16 +30,16 @@ PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """bf16 without sparsity, from NVIDIA's data sheets."""
 VARIANTS = {
     "default": (),
+    "micro-batch of 16": ("micro_batch_size=16", "global_batch_size=16"),
+    "BLOOM's vocabulary": ("vocab_size=250880",),
     "torch's own layers": ("kernels=never",),
+    "BLOOM's vocabulary, torch's own layers": ("vocab_size=250880", "kernels=never"),
     "torch.compile": ("compile=true",),
     "8 micro-batches": ("global_batch_size=64",),
-    "micro-batch of 16": ("micro_batch_size=16", "global_batch_size=16"),
+    "recomputed": ("checkpoint_activations=true",),
     "cuDNN attention": (),
     "DeepSpeed's own step": ("fused_optimizer=never",),
     "ZeRO 0": ("zero_stage=0",),
-    "recomputed": ("checkpoint_activations=true",),
-    "BLOOM's vocabulary": ("vocab_size=250880",),
-    "BLOOM's vocabulary, torch's own layers": ("vocab_size=250880", "kernels=never"),
 }
 WARM_UP, COUNTED = 5, 12
 

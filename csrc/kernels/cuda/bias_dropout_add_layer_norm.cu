@@ -1,5 +1,5 @@
-// bias_dropout_add_layer_norm on a GPU: a block of threads per row. Backward has a second kernel
-// for the sums over rows, in which a thread goes down a column.
+// bias_dropout_add_layer_norm on a GPU: a block of threads per row, whose beginning it keeps in
+// registers. Backward has a second kernel for the sums over rows: a thread goes down its columns.
 #include "bias_dropout_add_layer_norm.h"
 
 #include "../philox.h"
@@ -16,36 +16,50 @@ __device__ __forceinline__ float keep(DropoutMask mask, int64_t row, int64_t i, 
   return (i < half ? words.first : words.second) >= mask.threshold ? mask.factor : 0.0f;
 }
 
-template <typename T>
+template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     forward(const T* __restrict__ x, const T* __restrict__ bias, const T* __restrict__ residual,
             const T* __restrict__ weight, const T* __restrict__ shift, T* out, T* sum,
             float* stats, float eps, DropoutMask mask, int64_t columns) {
   const int64_t row = blockIdx.x, start = row * columns;
+  Row<T, N> sums{sum + start};
   float mean = 0;
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
-    const float kept = (to_float(x[start + i]) + to_float(bias[i])) * keep(mask, row, i, columns);
-    from_float(kept + to_float(residual[start + i]), sum[start + i]);
-    mean += to_float(sum[start + i]);
-  }
+  each_pack<N>(columns, [&](int64_t i, bool first) {
+    const Pack<T, N> in = load<N>(x + start + i), b = load<N>(bias + i);
+    Pack<T, N> total = load<N>(residual + start + i);
+    for (int k = 0; k < N; ++k) {
+      const float t = (to_float(in.at[k]) + to_float(b.at[k])) * keep(mask, row, i + k, columns);
+      from_float(t + to_float(total.at[k]), total.at[k]);
+      mean += to_float(total.at[k]);
+    }
+    store(sum + start + i, sums.keep(total, first));
+  });
   mean = block_sum(mean) / static_cast<float>(columns);
   float square = 0;
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
-    const float t = to_float(sum[start + i]) - mean;
-    square += t * t;
-  }
+  each_pack<N>(columns, [&](int64_t i, bool first) {
+    const Pack<T, N> total = sums.again(i, first);
+    for (int k = 0; k < N; ++k) {
+      const float t = to_float(total.at[k]) - mean;
+      square += t * t;
+    }
+  });
   const float rstd = rsqrtf(block_sum(square) / static_cast<float>(columns) + eps);
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
-    const float normal = (to_float(sum[start + i]) - mean) * rstd;
-    from_float(normal * to_float(weight[i]) + to_float(shift[i]), out[start + i]);
-  }
+  each_pack<N>(columns, [&](int64_t i, bool first) {
+    Pack<T, N> total = sums.again(i, first);
+    const Pack<T, N> w = load<N>(weight + i), s = load<N>(shift + i);
+    for (int k = 0; k < N; ++k) {
+      const float normal = (to_float(total.at[k]) - mean) * rstd;
+      from_float(normal * to_float(w.at[k]) + to_float(s.at[k]), total.at[k]);
+    }
+    store(out + start + i, total);
+  });
   if (threadIdx.x == 0) {
     stats[2 * row] = mean;
     stats[2 * row + 1] = rstd;
   }
 }
 
-template <typename T>
+template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     backward(const T* __restrict__ grad_out, const T* __restrict__ grad_sum,
              const T* __restrict__ sum, const float* __restrict__ stats,
@@ -53,43 +67,57 @@ __global__ void __launch_bounds__(kThreads)
              DropoutMask mask, int64_t columns) {
   const int64_t row = blockIdx.x, start = row * columns;
   const float mean = stats[2 * row], rstd = stats[2 * row + 1];
+  Row<T, N> grads{grad_out + start}, sums{sum + start};
   float a = 0, c = 0;
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
-    const float scaled = to_float(grad_out[start + i]) * to_float(weight[i]);
-    a += scaled;
-    c += scaled * (to_float(sum[start + i]) - mean) * rstd;
-  }
+  each_pack<N>(columns, [&](int64_t i, bool first) {
+    const Pack<T, N> g = grads.read(i, first), total = sums.read(i, first), w = load<N>(weight + i);
+    for (int k = 0; k < N; ++k) {
+      const float scaled = to_float(g.at[k]) * to_float(w.at[k]);
+      a += scaled;
+      c += scaled * (to_float(total.at[k]) - mean) * rstd;
+    }
+  });
   a = block_sum(a) / static_cast<float>(columns);
   c = block_sum(c) / static_cast<float>(columns);
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
-    const float normal = (to_float(sum[start + i]) - mean) * rstd;
-    const float scaled = to_float(grad_out[start + i]) * to_float(weight[i]);
-    const float d = (scaled - a - normal * c) * rstd + to_float(grad_sum[start + i]);
-    from_float(d, dresidual[start + i]);
-    if (dx != nullptr) from_float(d * keep(mask, row, i, columns), dx[start + i]);
-  }
+  each_pack<N>(columns, [&](int64_t i, bool first) {
+    const Pack<T, N> g = grads.again(i, first), total = sums.again(i, first), w = load<N>(weight + i);
+    Pack<T, N> out = load<N>(grad_sum + start + i), dropped;
+    for (int k = 0; k < N; ++k) {
+      const float normal = (to_float(total.at[k]) - mean) * rstd;
+      const float scaled = to_float(g.at[k]) * to_float(w.at[k]);
+      const float d = (scaled - a - normal * c) * rstd + to_float(out.at[k]);
+      from_float(d, out.at[k]);
+      if (dx != nullptr) from_float(d * keep(mask, row, i + k, columns), dropped.at[k]);
+    }
+    store(dresidual + start + i, out);
+    if (dx != nullptr) store(dx + start + i, dropped);
+  });
 }
 
-template <typename T>
+template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     sum_columns(const T* __restrict__ grad_out, const T* __restrict__ sum,
                 const float* __restrict__ stats, const T* __restrict__ dx,
                 float* __restrict__ partials, int64_t rows, int64_t columns, int64_t rows_each) {
-  const Strip strip(rows, columns, rows_each);
+  const Strip strip(rows, columns, rows_each, N);
   const int64_t column = strip.column;
   if (column >= columns) return;
-  float dbias = 0, dweight = 0, dshift = 0;
+  Pack<float, N> dbias = {}, dweight = {}, dshift = {};
+#pragma unroll 4
   for (int64_t row = strip.first; row < strip.end; ++row) {
     const int64_t i = row * columns + column;
-    const float g = to_float(grad_out[i]);
-    dbias += to_float(dx[i]);
-    dweight += g * (to_float(sum[i]) - stats[2 * row]) * stats[2 * row + 1];
-    dshift += g;
+    const Pack<T, N> grad = load<N>(grad_out + i), total = load<N>(sum + i), d = load<N>(dx + i);
+    for (int k = 0; k < N; ++k) {
+      const float g = to_float(grad.at[k]);
+      dbias.at[k] += to_float(d.at[k]);
+      dweight.at[k] += g * (to_float(total.at[k]) - stats[2 * row]) * stats[2 * row + 1];
+      dshift.at[k] += g;
+    }
   }
   float* const mine = partials + 3 * strip.number * columns + column;
-  mine[0] = dbias;
-  mine[columns] = dweight;
-  mine[2 * columns] = dshift;
+  store(mine, dbias);
+  store(mine + columns, dweight);
+  store(mine + 2 * columns, dshift);
 }
 
 }  // namespace
@@ -103,10 +131,16 @@ cudaError_t launch_bias_dropout_add_layer_norm(const void* x, const void* bias,
   if (rows * columns == 0) return cudaSuccess;
   by_format(format, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
-    forward<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-        static_cast<const T*>(x), static_cast<const T*>(bias), static_cast<const T*>(residual),
-        static_cast<const T*>(weight), static_cast<const T*>(shift), static_cast<T*>(out),
-        static_cast<T*>(sum), stats, eps, mask, columns);
+    const auto *in = static_cast<const T*>(x), *b = static_cast<const T*>(bias);
+    const auto *r = static_cast<const T*>(residual), *w = static_cast<const T*>(weight);
+    const auto* const s = static_cast<const T*>(shift);
+    auto *y = static_cast<T*>(out), *total = static_cast<T*>(sum);
+    const auto launch = [&](auto wide) {
+      forward<T, wide.value><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+          in, b, r, w, s, y, total, stats, eps, mask, columns);
+    };
+    const bool wide = fits<kWide<T>>(columns, in, b, r, w, s, y, total);
+    wide ? launch(Width<kWide<T>>{}) : launch(Width<1>{});
   });
   return cudaGetLastError();
 }
@@ -120,13 +154,20 @@ cudaError_t launch_bias_dropout_add_layer_norm_backward(
   by_format(format, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
     const auto *g = static_cast<const T*>(grad_out), *s = static_cast<const T*>(sum);
+    const auto *gs = static_cast<const T*>(grad_sum), *w = static_cast<const T*>(weight);
     auto *dr = static_cast<T*>(dresidual), *d = static_cast<T*>(dx);
     if (rows * columns != 0) {
-      backward<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-          g, static_cast<const T*>(grad_sum), s, stats, static_cast<const T*>(weight), dr, d, mask,
-          columns);
-      sum_columns<<<column_grid(rows, columns), kThreads, 0, stream>>>(
-          g, s, stats, d == nullptr ? dr : d, partials, rows, columns, rows_of_strip(rows));
+      const auto whole = [&](auto wide) {
+        backward<T, wide.value><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+            g, gs, s, stats, w, dr, d, mask, columns);
+      };
+      fits<kWide<T>>(columns, g, gs, s, w, dr, d) ? whole(Width<kWide<T>>{}) : whole(Width<1>{});
+      const auto sums = [&](auto wide) {
+        sum_columns<T, wide.value><<<column_grid(rows, columns, wide.value), kThreads, 0, stream>>>(
+            g, s, stats, d == nullptr ? dr : d, partials, rows, columns, rows_of_strip(rows));
+      };
+      const bool four = fits<kColumns>(columns, g, s, dr, d) && fits<kColumns>(0, partials);
+      four ? sums(Width<kColumns>{}) : sums(Width<1>{});
       error = cudaGetLastError();
     }
     if (error != cudaSuccess) return;

@@ -23,18 +23,28 @@ __device__ __forceinline__ void from_float(float x, __nv_bfloat16& out) {
 }
 __device__ __forceinline__ void from_float(float x, __half& out) { out = __float2half_rn(x); }
 
-// Four neighbours, moved by one instruction; `p` must be aligned to four elements.
-template <typename T>
-struct alignas(4 * sizeof(T)) Four {
-  T at[4];
+// N neighbours, moved by one instruction (of 16 bytes at the most); `p` must be aligned to them.
+template <typename T, int N>
+struct alignas(N * sizeof(T)) Pack {
+  T at[N];
 };
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* p) {
+  return *reinterpret_cast<const Pack<T, N>*>(p);
+}
+template <typename T, int N>
+__device__ __forceinline__ void store(T* p, const Pack<T, N>& pack) {
+  *reinterpret_cast<Pack<T, N>*>(p) = pack;
+}
+template <typename T>
+using Four = Pack<T, 4>;
 template <typename T>
 __device__ __forceinline__ Four<T> load4(const T* p) {
-  return *reinterpret_cast<const Four<T>*>(p);
+  return load<4>(p);
 }
 template <typename T>
 __device__ __forceinline__ void store4(T* p, const Four<T>& four) {
-  *reinterpret_cast<Four<T>*>(p) = four;
+  store(p, four);
 }
 
 // `op` over one value per thread of the block, in an order that is always the same; every thread

@@ -13,9 +13,50 @@ __device__ __forceinline__ float block_max(float x) {
   return block_reduce(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
+// How many neighbours a thread takes at once: 16 bytes of them, or one where `columns` or a pointer
+// does not allow it.
+template <typename T>
+constexpr int kWide = 16 / sizeof(T);
+template <int N, typename T, typename... Pointers>
+bool fits(int64_t columns, const T* first, const Pointers*... others) {
+  const uintptr_t bits = (reinterpret_cast<uintptr_t>(first) | ... |
+                          reinterpret_cast<uintptr_t>(others));
+  return columns % N == 0 && bits % (N * sizeof(T)) == 0;
+}
+template <int N>
+using Width = std::integral_constant<int, N>;
+
+// Call `what(i, first)` for each pack of N columns of this thread, of which i is the first column;
+// `first` says that it is the thread's first pack.
+template <int N, typename What>
+__device__ __forceinline__ void each_pack(int64_t columns, const What& what) {
+  int64_t i = N * threadIdx.x;
+  if (i < columns) what(i, true);
+  for (i += N * kThreads; i < columns; i += N * kThreads) what(i, false);
+}
+
+// A row that is read several times: its first pack stays in registers, which is all of a row of up
+// to 2048 elements of 16 bits; the others come from a cache.
+template <typename T, int N>
+struct Row {
+  const T* from;
+  Pack<T, N> held;
+
+  __device__ __forceinline__ Pack<T, N> read(int64_t i, bool first) {
+    return keep(load<N>(from + i), first);
+  }
+  __device__ __forceinline__ Pack<T, N> keep(const Pack<T, N>& pack, bool first) {
+    if (first) held = pack;
+    return pack;
+  }
+  __device__ __forceinline__ Pack<T, N> again(int64_t i, bool first) const {
+    return first ? held : load<N>(from + i);
+  }
+};
+
 // The rows of a matrix are cut into strips; a thread adds up one column of a strip, and a second
 // kernel adds the strips, always in this order: gradients are the same bits on every GPU.
-constexpr int64_t kMostStrips = 128;
+constexpr int64_t kMostStrips = 256;
 constexpr int64_t kLeastRows = 32;
 
 inline int64_t rows_of_strip(int64_t rows) {
@@ -27,19 +68,23 @@ inline int64_t strips_of(int64_t rows) {
   return (rows + each - 1) / each;
 }
 
+// A thread that adds up columns takes four neighbours, or one.
+constexpr int kColumns = 4;
+
 // All blocks in x, which alone may have more than 65535: `Strip` tells each its place.
-inline dim3 column_grid(int64_t rows, int64_t columns) {
-  const int64_t across = (columns + kThreads - 1) / kThreads;
+inline dim3 column_grid(int64_t rows, int64_t columns, int wide) {
+  const int64_t across = (columns + kThreads * wide - 1) / (kThreads * wide);
   return dim3(static_cast<unsigned>(across * strips_of(rows)));
 }
 
-// The rows from `first` to `end` of the column that a thread adds up; past the last column for none.
+// The rows from `first` to `end` of the columns that a thread adds up, the first of which is
+// `column`; past the last one for none.
 struct Strip {
   int64_t column, number, first, end;
 
-  __device__ __forceinline__ Strip(int64_t rows, int64_t columns, int64_t each) {
-    const int64_t across = (columns + kThreads - 1) / kThreads;
-    column = blockIdx.x % across * kThreads + threadIdx.x;
+  __device__ __forceinline__ Strip(int64_t rows, int64_t columns, int64_t each, int wide) {
+    const int64_t across = (columns + kThreads * wide - 1) / (kThreads * wide);
+    column = (blockIdx.x % across * kThreads + threadIdx.x) * wide;
     number = blockIdx.x / across;
     first = number * each;
     end = first + each < rows ? first + each : rows;

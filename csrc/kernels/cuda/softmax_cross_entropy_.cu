@@ -8,7 +8,7 @@ namespace ckptsurgeon {
 namespace {
 
 // A target outside the row gives a loss of nan: the device can't refuse it as the host does.
-template <typename T>
+template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     loss_and_gradient(T* logits, const int64_t* __restrict__ targets, float* __restrict__ losses,
                       float scale, int64_t columns) {
@@ -17,15 +17,17 @@ __global__ void __launch_bounds__(kThreads)
   const bool inside = target >= 0 && target < columns;
   const float wanted = inside ? to_float(x[target]) : NAN;
   float most = -INFINITY, total = 0;
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
-    const float logit = to_float(x[i]);
-    if (logit > most) {
-      total = total * __expf(most - logit) + 1;
-      most = logit;
-    } else {
+#pragma unroll 4
+  for (int64_t i = N * threadIdx.x; i < columns; i += N * kThreads) {
+    const Pack<T, N> logits = load<N>(x + i);
+    float larger = most;  // nan is smaller than any number here
+    for (int k = 0; k < N; ++k) larger = fmaxf(larger, to_float(logits.at[k]));
+    if (larger > most) total *= __expf(most - larger);
+    most = larger;
+    for (int k = 0; k < N; ++k) {
+      const float logit = to_float(logits.at[k]);
       total += logit == most ? 1 : __expf(logit - most);  // inf - inf is nan
     }
-    if (isnan(logit)) total = NAN;
   }
   const float mine = most;
   most = block_max(most);
@@ -33,9 +35,14 @@ __global__ void __launch_bounds__(kThreads)
   total = block_sum(mine == -INFINITY && !isnan(total) ? 0 : total * __expf(mine - most));
   const float share = scale / total;
   // All threads have read the target's logit: block_sum waits for them.
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
-    const float p = __expf(to_float(x[i]) - most) * share;
-    from_float(i == target ? p - scale : p, x[i]);
+#pragma unroll 4
+  for (int64_t i = N * threadIdx.x; i < columns; i += N * kThreads) {
+    Pack<T, N> logits = load<N>(x + i);
+    for (int k = 0; k < N; ++k) {
+      const float p = __expf(to_float(logits.at[k]) - most) * share;
+      from_float(i + k == target ? p - scale : p, logits.at[k]);
+    }
+    store(x + i, logits);
   }
   if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) + most - wanted;
 }
@@ -48,8 +55,12 @@ cudaError_t launch_softmax_cross_entropy_(void* logits, const int64_t* targets, 
   if (rows == 0) return cudaSuccess;
   by_format(format, [&](auto* null) {
     using T = std::remove_pointer_t<decltype(null)>;
-    loss_and_gradient<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-        static_cast<T*>(logits), targets, losses, scale, columns);
+    auto* const x = static_cast<T*>(logits);
+    const auto launch = [&](auto wide) {
+      loss_and_gradient<T, wide.value><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+          x, targets, losses, scale, columns);
+    };
+    fits<kWide<T>>(columns, x) ? launch(Width<kWide<T>>{}) : launch(Width<1>{});
   });
   return cudaGetLastError();
 }

@@ -12,11 +12,20 @@ from tests.train.kernels.case import Case, Shape
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # No row, one element, less and more than a vector, more rows than blocks of them, longer rows than
-# a GPU's block has threads.
-ROWS = ((0, 5), (1, 1), (7, 63), (2, 3, 130), (197, 17), (3, 1032))
+# a GPU's block has threads, and than its threads keep.
+ROWS = ((0, 5), (1, 1), (7, 63), (2, 3, 130), (5, 132), (197, 17), (3, 1032), (2, 8216))
 # The norm of a row of one is constant: its gradient is 0 exactly, and there is nothing to compare.
 NORMED = tuple((1, 3) if shape == (1, 1) else shape for shape in ROWS)
-SCORES = ((0, 1, 1), (2, 1, 1), (1, 0, 5), (2, 3, 7, 7), (2, 3, 130), (2, 65, 65), (3, 517))
+SCORES = (
+    (0, 1, 1),
+    (2, 1, 1),
+    (1, 0, 5),
+    (2, 3, 7, 7),
+    (2, 3, 130),
+    (2, 65, 65),
+    (3, 517),
+    (2, 8216),
+)
 EPS = 1e-5
 # Two roundings of a 16-bit format on the way of a result, and sums over 197 rows.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
@@ -134,10 +143,8 @@ def _grad_and_scores(shape: Shape, dtype: torch.dtype, seed: int) -> list[Any]:
 
 
 def _causal_softmax_backward(grad: Tensor, probabilities: Tensor, scale: float) -> list[Tensor]:
-    """By the Jacobian diag(y) - y yᵀ of softmax, written out for each row."""
-    outer = probabilities.unsqueeze(-1) * probabilities.unsqueeze(-2)
-    jacobian = torch.diag_embed(probabilities) - outer
-    return [scale * (jacobian @ grad.unsqueeze(-1)).squeeze(-1)]
+    dim, dtype = -1, probabilities.dtype
+    return [scale * torch.ops.aten._softmax_backward_data(grad, probabilities, dim, dtype)]
 
 
 def _logits(shape: Shape, dtype: torch.dtype, seed: int) -> list[Any]:

@@ -1,7 +1,8 @@
-"""Holds the parity table against a library of `build`: python -m … LIBRARY [--guarded].
+"""Holds the parity table against a library of `build`: python -m … LIBRARY [--guarded|--shifted].
 
 It prints a digest of the bits that each row gives. Guarded, each argument ends where memory ends: a
-read or write behind it kills the process.
+read or write behind it kills the process. Shifted, it begins at an odd element, so an access to
+several at once does so, too.
 """
 
 from __future__ import annotations
@@ -42,16 +43,29 @@ def guarded(argument: Any) -> Any:
     return copy
 
 
+def shifted(argument: Any) -> Any:
+    """A copy of a tensor that begins one element after an aligned one."""
+    if isinstance(argument, list):
+        return [shifted(item) for item in argument]
+    if not isinstance(argument, Tensor):
+        return argument
+    flat = argument.new_empty(argument.numel() + 1)[1:]
+    copy = flat.view(argument.shape)
+    copy.copy_(argument)
+    return copy
+
+
 def main(path: str, *options: str) -> int:
     library.build = lambda: Path(path)
     library.check_code_for = lambda device: None  # it may hold one kernel only
     reason = library.load()
     assert reason is None, reason
     rows = [(case, dtype) for case in CASES if native(case.op, "cpu") for dtype in case.dtypes]
+    place = guarded if "--guarded" in options else shifted if "--shifted" in options else clone
     failed = 0
     for case, dtype in rows:
         try:
-            digest = check(case, dtype, "cpu", guarded if "--guarded" in options else clone)
+            digest = check(case, dtype, "cpu", place)
             print(f"{case.op} {dtype} {digest}")
         except AssertionError as error:
             failed += 1
