@@ -66,7 +66,8 @@ def test_training_goes_on_after_what_it_has_measured(
         {"what": "ZeRO 0", **variant, "sources": "others"},
     ]
     kept.write_text(json.dumps({"training": {"lines": lines, "ended": False, "sources": "others"}}))
-    says = f"import sys, json; default = 0; print(json.dumps({{'what': sys.argv[-1], **{variant}}}))"
+    answer = f"json.dumps({{'what': sys.argv[-1], **{variant}}})"
+    says = f"import sys, json; default = 0; print({answer})"
     words = ("timeit", "-n1", "-r1", says)
     found = measured([Step("training", 60, words, goes_on=True)], kept, monkeypatch)
     assert [(row.what, "older" in row.note) for row in found] == [

@@ -53,11 +53,16 @@ def read(root: Path, mentioning: Collection[str] = ()) -> list[Receipt]:
 
 
 def _mentions(path: Path, words: Collection[str]) -> bool:
+    return not words or _mentions_once(path, tuple(words), *_state(path))
+
+
+@functools.lru_cache(4096)
+def _mentions_once(path: Path, words: tuple[str, ...], *_: int) -> bool:
     try:
-        text = whole_file.read(path, whole_file.MAX_RECORD) if words else b""
+        text = whole_file.read(path, whole_file.MAX_RECORD)
     except OSError:
         return False
-    return not words or any(word.encode() in text for word in words)
+    return any(word.encode() in text for word in words)
 
 
 def damaged(root: Path) -> dict[str, str]:
@@ -143,12 +148,17 @@ def with_caveats(receipts: Sequence[Receipt], promise: Promise) -> Promise:
 
 
 def _read(path: Path) -> tuple[Receipt | None, str]:
+    return _read_once(path, *_state(path))
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    """Of a file: another one after each change."""
     status = path.stat()
-    return _read_once(path, status.st_ino, status.st_size, status.st_mtime_ns)
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @functools.lru_cache(4096)
-def _read_once(path: Path, *status: int) -> tuple[Receipt | None, str]:
+def _read_once(path: Path, *_: int) -> tuple[Receipt | None, str]:
     """The receipt at `path`, or what is wrong with it; read once for each state of the file: that
     of a checkpoint of 400 shards is long."""
     try:
