@@ -23,7 +23,7 @@ from ckptsurgeon.files.chunks import Chunks, Item, Place, Table
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.pickles.reader import read_with_globals
 from ckptsurgeon.files.pickles.scan import scan
-from ckptsurgeon.files.pickles.tree import Object, Tensor, strides
+from ckptsurgeon.files.pickles.tree import Object, Tensor, class_of, strides
 from ckptsurgeon.files.pickles.values import dumped
 from ckptsurgeon.plans.edits import ZEROS, Change, Content, Key, Piece, Span
 
@@ -50,7 +50,7 @@ class Whole(Tensor):
         return len(self.items)
 
     def __getitem__(self, chunk: int) -> Any:
-        return self.saved.archive(self.items[chunk]).tree()
+        return self.saved.chunk(self.items, chunk)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[chunk] for chunk in range(len(self)))
@@ -118,6 +118,18 @@ class Saved:
             self._archives[place] = self.opened(item)
         return self._archives[place]
 
+    def chunk(self, items: Chunks, number: int) -> Any:
+        """The tree of a chunk. Raises SurgeryError for an object of a class of its own, as torchao
+        has for codes of fewer bits: torch writes it like a tensor of the numbers they stand for."""
+        tree = self.archive(items[number]).tree()
+        if isinstance(tree, Object):
+            raise SurgeryError(
+                f"{self.folder / items[number].file}: {items.name} is kept in {class_of(tree)}, "
+                "which is neither read nor edited",
+                next="work on a step of an optimizer that keeps plain tensors",
+            )
+        return tree
+
     def opened(self, item: Item) -> Archive:
         """As `archive`, for one that is read once: a step may have millions."""
         if item.transforms:
@@ -165,6 +177,8 @@ class Saved:
         places = list(items.places(TOLD_BY + 1))
         if len(places) > TOLD_BY:
             return False
+        if items.is_tensor:
+            self.chunk(items, 0)
         archives = (self.archive(item) for item in places)
         return all(archive.is_zero(archive.tree()) for archive in archives)
 

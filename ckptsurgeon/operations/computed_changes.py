@@ -9,7 +9,7 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import expressions
 from ckptsurgeon.files.dtypes import ITEM_BYTES
-from ckptsurgeon.files.pickles.tree import Global, Object, Tensor
+from ckptsurgeon.files.pickles.tree import Object, Tensor, class_of
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.formats.optimizers.roles import ROLES
@@ -76,20 +76,13 @@ def refuse_codes(checkpoint: Checkpoint, next: Hint) -> None:
         places = [place for kind in MOMENTS for place in each.state.get(kind, ())]
         kept = [p.value for p in places if isinstance(p.value, (Object, Mapping))]
         if kept:
-            what = {_class(value) for value in kept if isinstance(value, Object)}
+            what = {class_of(value) for value in kept if isinstance(value, Object)}
             raise SurgeryError(
                 f"{each.file.name}: {recognise(each, checkpoint.known).name} keeps its moments in "
                 f"{', '.join(sorted(what)) or 'objects'}, as codes of fewer bits do, which are "
                 "neither read nor filled",
                 next=next,
             )
-
-
-def _class(value: Object) -> str:
-    """What made it; of a tensor that torch rebuilds, the class that torch is told."""
-    named = [each for each in (value.cls, *value.args) if isinstance(each, Global)]
-    own = (each for each in named if not each.module.startswith("torch."))
-    return repr(next(own, value.cls))
 
 
 def refuse_numberless(checkpoint: Checkpoint, what: str, next: Hint) -> None:

@@ -147,6 +147,13 @@ def _built(old: Any, new: Any) -> Any:
 
 
 @lru_cache(256)
+def class_of(value: Object) -> str:
+    """What made it; of a tensor that torch rebuilds, the class that torch is told."""
+    found = [each for each in (value.cls, *value.args) if isinstance(each, Global)]
+    own = (each for each in found if not each.module.startswith("torch."))
+    return repr(next(own, value.cls))
+
+
 def named(module: str, name: str) -> Global:
     """One class for all files: 10,000 shards name the same ten."""
     return Global(module, name)
