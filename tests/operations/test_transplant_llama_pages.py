@@ -154,6 +154,8 @@ PAIRS: dict[str, tuple[str, Model, Model]] = {
     "torchtitan fused": ("llama-huggingface-torchtitan", hugging_face, fused),
     "olmo-core": ("llama-huggingface-olmo-core", hugging_face, olmo_core),
     "fused": ("torchtitan-fused", torchtitan, fused),
+    "olmo-core torchtitan": ("llama-olmo-core-torchtitan", olmo_core, torchtitan),
+    "olmo-core fused": ("llama-olmo-core-torchtitan", olmo_core, fused),
 }
 SIZES = st.builds(
     Sizes, st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2),
