@@ -103,6 +103,19 @@ def test_a_transplant_into_codes_is_before_or_after(tmp_path: Path, every: int) 
     _refuse_mixes(tmp_path / "run", recipe, every)
 
 
+@pytest.mark.parametrize("every", EVERY)
+def test_a_transplant_of_experts_in_the_old_layout_is_before_or_after(
+    tmp_path: Path, every: int
+) -> None:
+    """Two expert ranks of Megatron's legacy files become four, each with a file of its own."""
+    from tests.support.legacy_experts import EXPERT, saved, spread
+
+    for name, step, ranks in (("source", 20, 2), ("run", 1, 4)):
+        saved(tmp_path / name, step, spread(step, 4, ranks, EXPERT))
+    recipe = {"transplant": {"source": str(tmp_path / "source")}, "tensorboard": {"note": False}}
+    _refuse_mixes(tmp_path / "run", recipe, every)
+
+
 def _refuse_mixes(original: Path, recipe: dict[str, Any], every: int) -> None:
     """Sweep a transplant and its undo: after each kill, full disk and recovery the step that
     `latest` names is that of before or of after."""
@@ -122,12 +135,17 @@ def _refuse_mixes(original: Path, recipe: dict[str, Any], every: int) -> None:
 
 
 def _named(root: Path) -> list[int]:
-    """The CRCs of all tensors of the step that `latest` names, with its number."""
-    folder = root / (root / "latest").read_text()
-    files = sorted(folder.glob("*.pt"))
+    """The CRCs of all tensors of the step that `latest` names, or Megatron's pointer, with its
+    number."""
+    if (root / "latest").exists():
+        folder = root / (root / "latest").read_text()
+    else:
+        step = int((root / "latest_checkpointed_iteration.txt").read_text())
+        folder = root / f"iter_{step:07d}"
+    files = sorted(folder.rglob("*.pt"))
     records = [Archive.open(file).records for file in files]
     crcs = [r.crc for each in records for n, r in sorted(each.items()) if n.startswith("data/")]
-    return [int(folder.name.removeprefix("global_step")), len(files), *crcs]
+    return [int(folder.name.rpartition("_")[2].removeprefix("step")), len(files), *crcs]
 
 
 def _read_named(states: list[list[int]], world: Path) -> str | None:
