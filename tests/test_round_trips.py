@@ -17,7 +17,7 @@ from bench.process import python
 from bench.round_trips import COMMANDS, calls, count, per_each, traced
 
 FEW, MANY = 4, 12
-HELD = {"plan": 6, "apply": 26, "undo": 34, "verify": 16}
+HELD = {"plan": 6, "apply": 22, "undo": 18, "verify": 16}
 """Calls for a shard; of an apply and an undo one more than they make where nothing else runs. The
 goals are 8 for a plan and 20 for an apply and an undo; 21 is the floor of an apply."""
 STATUS = 8

@@ -42,9 +42,12 @@ from ckptsurgeon.transaction.names import refuse_foreign
 from ckptsurgeon.workers import side_by_side
 
 
-def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = False) -> Plan:
+def plan_restore(
+    run: Run, receipt: Receipt, title: str, found: kept.Found, *, as_they_are: bool = False
+) -> Plan:
     """The plan that takes `receipt` back, a surgery or an undo, and keeps what it takes away: what
-    was written since goes to the attic, and so do the bytes that are cut off.
+    was written since goes to the attic, and so do the bytes that are cut off. `found` is what is
+    there of the files that it edited in place.
 
     Raises SurgeryError where somebody changed what was kept, and where a trainer saved again what
     was edited in place; with `as_they_are` such files are taken, or left, as they are, and a
@@ -55,7 +58,6 @@ def plan_restore(run: Run, receipt: Receipt, title: str, *, as_they_are: bool = 
             next=again("--format", "FORMAT", why="as it was done"),
         )
     whole = receipt
-    found = kept.found(run.root, receipt.inverse)
     receipt, left, anew = without_saved_again(run, receipt, found, as_they_are=as_they_are)
     restored, changed = kept.compared(run.root, receipt.id, receipt.inverse, found)
     names = first_few(changed)

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.one_look import one_look
 from ckptsurgeon.hints import command, shell
-from ckptsurgeon.plans.edits import Move, NewText
+from ckptsurgeon.plans.edits import NewText, Replace
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.restore import plan_restore
-from ckptsurgeon.transaction import receipts
+from ckptsurgeon.transaction import kept, receipts
 from ckptsurgeon.transaction.names import refuse_foreign
 from ckptsurgeon.workers import side_by_side
 
@@ -35,9 +35,9 @@ def plan_undo(
     with reads.files_at_once(run.root, jobs):
         run.refuse_interrupted()
         receipt = _chosen(run, run.receipts(), id)
-        _refuse_lost(run, receipt)
+        found = _found(run, receipt)
         title = f"undo {receipt.id} ({receipt.title})"
-        return plan_restore(run, receipt, title, as_they_are=as_they_are)
+        return plan_restore(run, receipt, title, found, as_they_are=as_they_are)
 
 
 @one_look()
@@ -51,10 +51,10 @@ def plan_redo(
         run.refuse_interrupted()
         done = run.receipts()
         receipt = _undone(run, done, id)
-        _refuse_lost(run, receipt)
+        found = _found(run, receipt)
         surgery = next((item for item in done if item.id == receipt.undoes), receipt)
         title = f"redo {surgery.id} ({surgery.title})"
-        return plan_restore(run, receipt, title, as_they_are=as_they_are)
+        return plan_restore(run, receipt, title, found, as_they_are=as_they_are)
 
 
 # --- which surgery -------------------------------------------------------------------------------
@@ -172,17 +172,20 @@ def _refuse_pruned(run: Run, chosen: Receipt, in_force: Sequence[Receipt]) -> No
             )
 
 
-def _refuse_lost(run: Run, receipt: Receipt) -> None:
-    """What the surgery moved aside, and the files that it edited, must be the run's and exist."""
+def _found(run: Run, receipt: Receipt) -> kept.Found:
+    """What is there of the files that the surgery edited in place. They, and all others that it
+    edited or moved aside, must be the run's and exist."""
     refuse_foreign(run.root, run.logs.named(), receipt.inverse, f"receipt {receipt.id}")
     if (run.root / pruned(receipt.id)).exists():
         raise SurgeryError(
             f"the attic of receipt {receipt.id} was pruned: what it moved aside is gone",
             next=command("log"),
         )
-    edited = [edit.file for edit in receipt.inverse if not isinstance(edit, Move)]
-    there = side_by_side(lambda file: os.path.lexists(run.root / file), edited)
-    lost = [file for file, is_there in zip(edited, there, strict=True) if not is_there]
+    found = kept.found(run.root, receipt.inverse)
+    replaced = [edit.file for edit in receipt.inverse if isinstance(edit, Replace)]
+    there = side_by_side(lambda file: os.path.lexists(run.root / file), replaced)
+    lost = [file for file, status in found.items() if status is None]
+    lost += [file for file, is_there in zip(replaced, there, strict=True) if not is_there]
     if lost and receipt.step is not None and receipt.step not in run.steps():
         raise SurgeryError(
             f"{lost[0]}, which receipt {receipt.id} changed, no longer exists (a trainer with "
@@ -199,3 +202,4 @@ def _refuse_lost(run: Run, receipt: Receipt) -> None:
                     why="puts it back; then the same command again",
                 ),
             )
+    return found

@@ -5,19 +5,17 @@ Every check raises SurgeryError: nothing was written yet, or all of it is taken 
 
 from __future__ import annotations
 
-import array
-import fcntl
 import os
 import stat
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.hints import again, command, shell
+from ckptsurgeon.hints import again, command
 from ckptsurgeon.plans.edits import (
     Append,
     Computed,
@@ -34,16 +32,18 @@ from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.plans.sources import Numbers
 from ckptsurgeon.remote import reads
 from ckptsurgeon.transaction.digests import anchored, digest_of
+from ckptsurgeon.transaction.may_change import (
+    RIGHTS,
+    check_flags,
+    check_rename,
+    existing,
+    read_only,
+)
 from ckptsurgeon.workers import side_by_side
 
 AGAIN = again(why="it plans anew")
-RIGHTS = "run as the user who owns the run, or change its permissions"
-
-GETFLAGS = 0x80006601 | array.array("l", [0]).itemsize << 16
-"""FS_IOC_GETFLAGS: _IOR('f', 1, long)."""
-HELD = {"immutable": 0x10, "append-only": 0x20}
-"""FS_IMMUTABLE_FL, FS_APPEND_FL."""
-
+IN_PLACE = (Append, Truncate)
+"""Edits of a file that stays the same one."""
 Listings = Mapping[str, frozenset[str]]
 
 
@@ -118,15 +118,27 @@ def _names(path: Path) -> frozenset[str]:
 # --- edits ---------------------------------------------------------------------------------------
 
 
-def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) -> dict[str, str]:
+def check_edits(
+    root: Path,
+    edits: Iterable[Edit],
+    there: Collection[str] = (),
+    assumes: Iterable[Fingerprint] = (),
+    kept: Collection[str] = (),
+    held: disk.Held | None = None,
+) -> dict[str, str]:
     """Check that every edit can be done, and done again after a crash at any moment of it. Of what
-    is staged, only what is `there` of an earlier attempt may have its name. Returns the sha256 of
-    the bytes before the end of each file that grows (`anchored`).
+    is staged, only what is `there` of an earlier attempt may have its name. What is edited in place
+    is compared with what the plan `assumes` of it. The bytes that are cut off those in `kept` are
+    compared when they are. Returns the sha256 of the bytes before the end of each file that grows
+    (`anchored`); `held` knows the files from then on.
 
     `redo` sees by the names alone what is done already, so a name that one edit makes is not used
     by another; only a move may take the name that an earlier move freed. Nothing is edited inside
     a directory that moves. A file may be replaced more than once; an edit in place has its file
     alone."""
+    edits = list(edits)
+    expected = {each.file: each for each in assumes}
+    sizes = {edit.file: _size_before(edit) for edit in edits if isinstance(edit, IN_PLACE)}
     made: list[str] = []
     used: list[str] = []
     replaced: list[str] = []
@@ -135,9 +147,9 @@ def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) 
     changed: set[Path] = set()
     for edit in edits:
         if isinstance(edit, Move):
-            _check_source(root, edit.src, edit.content, there)
+            _check_source(root, edit.src, edit.content, there, sizes)
             _check_absent(root, edit.dst, freed)
-            _check_rename(root, edit.src, edit.dst)
+            check_rename(root, edit.src, edit.dst)
             changed |= _changed(root, edit.src, edit.dst)
             if edit.dst not in freed:
                 made.append(edit.dst)
@@ -145,10 +157,10 @@ def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) 
             freed.add(edit.src)
             used.append(edit.src)
         elif isinstance(edit, Replace):
-            _check_source(root, edit.staged, edit.content, there)
+            _check_source(root, edit.staged, edit.content, there, sizes)
             _check_absent(root, edit.kept, ())
             _regular(root / edit.file, or_link=True)
-            _check_rename(root, edit.staged, edit.file)
+            check_rename(root, edit.staged, edit.file)
             changed |= _changed(root, edit.file, edit.staged, edit.kept)
             made.append(edit.kept)
             used.append(edit.staged)
@@ -158,10 +170,16 @@ def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) 
         else:
             in_place.append(edit)
     with disk.Folders(root / edit.file for edit in in_place) as folders:
-        anchors = side_by_side(
-            lambda edit: _check_in_place(root / edit.file, edit, folders), in_place
-        )
-    side_by_side(_check_flags, sorted(changed))
+
+        def check(edit: Append | Truncate) -> str:
+            path = root / edit.file
+            with _open(path, expected.get(edit.file), folders) as (descriptor, status):
+                if held is not None:
+                    held.know(path, status)  # from before it is read
+                return _check_in_place(path, descriptor, edit, edit.file in kept)
+
+        anchors = side_by_side(check, in_place)
+    side_by_side(check_flags, sorted(changed))
     grown = [edit.file for edit in in_place]
     clash = _twice(made + grown) | _twice(used)
     clash |= set(made) & {*used, *replaced} | set(grown) & {*used, *replaced}
@@ -173,23 +191,61 @@ def check_edits(root: Path, edits: Iterable[Edit], there: Collection[str] = ()) 
     return dict(zip(grown, anchors, strict=True))
 
 
-def _check_in_place(path: Path, edit: Append | Truncate, folders: disk.Folders) -> str:
-    """By the open file, which is regular, be its name what it may. What `check_edits` returns."""
+@contextmanager
+def _open(
+    path: Path, expected: Fingerprint | None, folders: disk.Folders, held: disk.Held | None = None
+) -> Iterator[tuple[int, os.stat_result]]:
+    """A file that is edited in place, and its status, once that is as expected. By the open file,
+    which is regular, be its name what it may."""
     with ExitStack() as stack:
         try:
-            descriptor = stack.enter_context(disk.opened(path, within=folders))
+            opened = held.opened(path, folders) if held else disk.opened(path, within=folders)
+            descriptor = stack.enter_context(opened)
         except OSError as error:
+            if expected is not None:
+                _compare(path, _status(path), expected, whole=True)
             _regular(path)
             why = f"{path}: {error.strerror}: it can't be edited in place"
             raise read_only(path) or SurgeryError(why, next=RIGHTS) from None
-        names = os.fstat(descriptor).st_nlink
-        if names > 1:
-            raise SurgeryError(
-                f"{path} has {names} names (hard links), and an edit in place changes them all",
-                next=AGAIN,
-            )
+        status = os.fstat(descriptor)
+        if expected is not None:
+            _compare(path, status, expected, whole=True)
+        yield descriptor, status
+
+
+def hold(
+    root: Path, edits: Iterable[Edit], assumes: Iterable[Fingerprint], held: disk.Held
+) -> set[str]:
+    """Open the files that are edited in place, for as long as `held` has them, and compare them
+    with what the plan assumes, right before the commit: of what is opened a server is asked anew.
+    Returns their names."""
+    expected = {each.file: each for each in assumes}
+    files = [edit.file for edit in edits if isinstance(edit, IN_PLACE)]
+    with disk.Folders(root / file for file in files) as folders:
+
+        def check(file: str) -> None:
+            with _open(root / file, expected.get(file), folders, held):
+                pass
+
+        side_by_side(check, files)
+    return set(files)
+
+
+def _check_in_place(path: Path, descriptor: int, edit: Append | Truncate, kept: bool) -> str:
+    """What `check_edits` returns of an open file."""
+    names = os.fstat(descriptor).st_nlink
+    if names > 1:
+        raise SurgeryError(
+            f"{path} has {names} names (hard links), and an edit in place changes them all",
+            next=AGAIN,
+        )
+    if not kept or os.fstat(descriptor).st_size != _size_before(edit):
         check_end(path, descriptor, edit)
-        return digest_of(descriptor, anchored(edit.old_size)) if isinstance(edit, Append) else ""
+    return digest_of(descriptor, anchored(edit.old_size)) if isinstance(edit, Append) else ""
+
+
+def _size_before(edit: Append | Truncate) -> int:
+    return edit.old_size if isinstance(edit, Append) else edit.new_size
 
 
 def _is_folder(path: Path) -> bool:
@@ -201,8 +257,13 @@ def _twice(names: Iterable[str]) -> set[str]:
 
 
 def _check_source(
-    root: Path, file: str, content: Content | Link | Queries | None, ours: Collection[str] = ()
+    root: Path,
+    file: str,
+    content: Content | Link | Queries | None,
+    ours: Collection[str] = (),
+    known: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
+    """`known` are the sizes of files that are compared with them by themselves."""
     there = os.path.lexists(root / file)
     if content is None and not there:
         raise SurgeryError(f"{root / file} does not exist", next=AGAIN)
@@ -219,7 +280,9 @@ def _check_source(
             spans += [source for term in piece.terms for source in term]
         ranges += (read for span in spans for read in span.ranges())
     files = list(dict.fromkeys(name for name, _, _ in ranges))
-    sizes = dict(zip(files, side_by_side(lambda name: _size(root / name), files), strict=True))
+    asked = [name for name in files if name not in known]
+    found = side_by_side(lambda name: _size(root / name), asked)
+    sizes = {**known, **dict(zip(asked, found, strict=True))}
     for name, start, end in ranges:
         if not 0 <= start <= end <= sizes[name]:
             raise SurgeryError(
@@ -240,30 +303,6 @@ def _changed(root: Path, *files: str) -> set[Path]:
     return {path for path in paths if os.path.lexists(path)} | {
         existing(path.parent) for path in paths
     }
-
-
-def _check_flags(path: Path) -> None:
-    """Raise when the file system lets nobody rename or replace it, not even its owner or root
-    (chattr +i and +a, ioctl_iflags(2)): the rights do not say so. In an append-only folder names
-    may come but not go. Where the file system has no such flags there are none."""
-    more = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, os.O_RDONLY | more)
-    except OSError:  # a link, or a file that may not be read
-        return
-    try:
-        room = bytearray(array.array("l", [0]).itemsize)
-        fcntl.ioctl(descriptor, GETFLAGS, room)
-    except OSError:
-        return
-    finally:
-        os.close(descriptor)
-    held = [name for name, bit in HELD.items() if int.from_bytes(room[:4], sys.byteorder) & bit]
-    if held:
-        raise SurgeryError(
-            f"{path} is {held[0]}: nobody may replace or rename it",
-            next=shell(["chattr", "-ia", path], why="as root; then the same command again"),
-        )
 
 
 def _regular(path: Path, *, or_link: bool = False) -> os.stat_result:
@@ -310,59 +349,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         raise SurgeryError(f"{path} does not exist", next=AGAIN) from None
-
-
-# --- file systems --------------------------------------------------------------------------------
-
-
-def read_only(path: Path) -> SurgeryError | None:
-    """The refusal to write to `path` if it is on a file system where nobody may."""
-    if not os.statvfs(existing(path)).f_flag & os.ST_RDONLY:
-        return None
-    return SurgeryError(
-        f"{path} is on a file system that is mounted read-only",
-        next=(
-            shell(["findmnt", "--target", path], why="which one, and how it is mounted"),
-            "mount it for writing, then run the same command again; after an error the kernel "
-            "makes it read-only by itself (dmesg)",
-        ),
-    )
-
-
-def _check_rename(root: Path, source: str, target: str) -> None:
-    """Both names lie on one mount, in directories that this user may change. A rename does not
-    cross mounts, not even two of one file system; after the commit point it would be too late."""
-    folders = [existing((root / name).parent) for name in (source, target)]
-    moved = root / source
-    # A folder that gets another parent is written to as well: its `..` changes.
-    entered = [moved] if _is_folder(moved) else []
-    for folder in [*folders, *entered]:
-        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
-            why = f"{folder}: this user may not write here"
-            raise read_only(folder) or SurgeryError(why, next=RIGHTS)
-    if _mount(folders[0]) != _mount(folders[1]):
-        raise SurgeryError(
-            f"{root / source} and {root / target} are on different file systems, "
-            "so a rename is impossible",
-            next="put the attic and the run on one file system",
-        )
-
-
-def _mount(folder: Path) -> tuple[str, int]:
-    """The mount and the device that a directory lies on."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        device = os.fstat(descriptor).st_dev
-        text = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
-    except OSError:  # no /proc: the device must do
-        text = ""
-    finally:
-        os.close(descriptor)
-    return next((line for line in text.splitlines() if line.startswith("mnt_id:")), ""), device
-
-
-def existing(path: Path) -> Path:
-    """`path`, or its nearest parent that exists."""
-    while not os.path.lexists(path):
-        path = path.parent
-    return path

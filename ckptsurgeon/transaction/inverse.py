@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckptsurgeon.plans.edits import Append, Edit, Inverse, Move, Replace, Tail, Truncate
+from ckptsurgeon.plans.edits import Append, Edit, Inverse, Move, Replace, Span, Tail, Truncate
 from ckptsurgeon.transaction.home import ATTIC, HOME
 
 
 def kept_tails(id: str) -> str:
     """Where an undo keeps the bytes that it cuts off, those of all files one after the other."""
     return f"{HOME}/{ATTIC}/{id}/{HOME}.tails"
+
+
+def kept(edits: Iterable[Edit], id: str) -> list[tuple[Truncate, Tail]]:
+    """What is cut off each file, and where it is kept, one after the other; nothing where it is not
+    copied to there."""
+    edits = tuple(edits)
+    contents = [e.content for e in edits if isinstance(e, Move) and e.dst == kept_tails(id)]
+    pieces = [piece for content in contents if content for piece in content.pieces]
+    if not pieces or not all(isinstance(piece, Span) for piece in pieces):
+        return []
+    cut = {edit.file: edit for edit in edits if isinstance(edit, Truncate)}
+    tails = [edit for edit in inverse(edits, id) if isinstance(edit, Tail)]
+    return [(cut[tail.file], tail) for tail in sorted(tails, key=lambda tail: tail.at)]
 
 
 def inverse(edits: Iterable[Edit], id: str) -> tuple[Inverse, ...]:

@@ -14,18 +14,21 @@ followed by the same surgery, which goes on with what its workers have noted (`j
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from ckptsurgeon.plans.edits import Edit, Tail
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.progress import Progress, silent
-from ckptsurgeon.transaction import assumptions, lock, receipts, space, staging
+from ckptsurgeon.transaction import assumptions, inverse, lock, receipts, space, staging
+from ckptsurgeon.transaction.assumptions import IN_PLACE
 from ckptsurgeon.transaction.entry import RECOVER, Entry, read, write
 from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.may_change import read_only
 from ckptsurgeon.transaction.names import edited, refuse_foreign, refuse_foreign_staging
 from ckptsurgeon.transaction.redo import Step, redo
 from ckptsurgeon.transaction.worker import as_owner
@@ -156,11 +159,14 @@ def _under_lock(
         # Under the lock: a surgery that is alive is named as such.
         with lock.hold(root, plan.title):
             before = _cut_off_before(root, plan, logs, by)
-    listings = refuse_stale(root, plan, logs, before)
+    held = _held(root, plan.edits)
+    in_place = {edit.file for edit in plan.edits if isinstance(edit, IN_PLACE)}
+    listings = refuse_stale(root, plan, logs, before, opened=in_place)
     there = before.files if before else ()
-    anchors = assumptions.check_edits(root, plan.edits, there)
+    kept = {cut.file for cut, _ in inverse.kept(plan.edits, plan.id)}
+    anchors = assumptions.check_edits(root, plan.edits, there, plan.assumes, kept, held)
     space.refuse_full(root, plan.edits, HOME, there)
-    with lock.hold(root, plan.title):
+    with held, lock.hold(root, plan.title):
         if before is None:
             refuse_waiting(root)
         elif read(root) != before:
@@ -168,7 +174,7 @@ def _under_lock(
         refuse_other_id(root, plan, before)
         made = [HOME, *there, *(before.directories if before else ())]
         assumptions.check_files_again(root, plan.assumes, listings, made)
-        return _commit(root, plan, listings, anchors, by, still, before)
+        return _commit(root, plan, listings, anchors, held, by, still, before)
 
 
 def _cut_off_before(root: Path, plan: Plan, logs: Sequence[Path] | None, by: _By) -> Entry | None:
@@ -188,6 +194,7 @@ def _commit(
     plan: Plan,
     listings: assumptions.Listings,
     anchors: Mapping[str, str],
+    held: disk.Held,
     by: _By,
     still: Callable[[], None],
     before: Entry | None,
@@ -213,10 +220,12 @@ def _commit(
 
         def as_planned() -> None:
             still()
-            assumptions.check_files_again(root, plan.assumes, listings, made)
+            opened = assumptions.hold(root, plan.edits, plan.assumes, held)
+            others = [each for each in plan.assumes if each.file not in opened]
+            assumptions.check_files_again(root, others, listings, made)
 
         write(root, entry, as_planned)
-        _finish(root, entry, by.jobs, progress)
+        _finish(root, entry, held, by.jobs, progress)
     except BaseException as error:
         raise _cut_off(root, entry, error) from error
     return receipt
@@ -241,14 +250,20 @@ def _finished(root: Path, entry: Entry) -> bool:
 
 
 def refuse_stale(
-    root: Path, plan: Plan, logs: Sequence[Path] | None = (), before: Entry | None = None
+    root: Path,
+    plan: Plan,
+    logs: Sequence[Path] | None = (),
+    before: Entry | None = None,
+    opened: Collection[str] = (),
 ) -> assumptions.Listings:
     """Raise when the plan edits what is not the run's, when another surgery was done since it was
-    made, or a file of it was changed. `before` is the attempt that it goes on with."""
+    made, or a file of it was changed; those in `opened` are compared when they are. `before` is the
+    attempt that it goes on with."""
     known = {expected.file for expected in plan.assumes}
     refuse_foreign(root, logs, plan.edits, "the plan", known)
     refuse_other_id(root, plan, before)
-    return assumptions.check_files(root, plan.assumes)
+    others = [expected for expected in plan.assumes if expected.file not in opened]
+    return assumptions.check_files(root, others)
 
 
 def refuse_other_id(root: Path, plan: Plan, before: Entry | None = None) -> None:
@@ -264,9 +279,7 @@ def refuse_other_id(root: Path, plan: Plan, before: Entry | None = None) -> None
 
 def failed(error: OSError) -> SurgeryError:
     """What is said of what the system refused before the commit point."""
-    if error.errno == errno.EROFS and (
-        refusal := assumptions.read_only(Path(error.filename or "/"))
-    ):
+    if error.errno == errno.EROFS and (refusal := read_only(Path(error.filename or "/"))):
         return refusal
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     act = "free some space" if full else "remove the cause"
@@ -328,7 +341,8 @@ def _recover(root: Path, logs: Sequence[Path] | None, jobs: int) -> Recovery:
     if not entry.committed:
         _discard(root, entry)
         return Recovery("discarded", entry.title)
-    _finish(root, entry, jobs, silent)
+    with _held(root, entry.steps) as held:
+        _finish(root, entry, held, jobs, silent)
     return Recovery("finished", entry.title, entry.id, entry.steps)
 
 
@@ -348,7 +362,12 @@ def _discard(root: Path, entry: Entry) -> None:
     _remove_journal(root)
 
 
-def _finish(root: Path, entry: Entry, jobs: int, progress: Progress) -> None:
+def _held(root: Path, edits: Iterable[Edit | Step]) -> disk.Held:
+    """What keeps open the files that are edited in place; none of them is yet."""
+    return disk.Held(root / edit.file for edit in edits if isinstance(edit, (*IN_PLACE, Tail)))
+
+
+def _finish(root: Path, entry: Entry, held: disk.Held, jobs: int, progress: Progress) -> None:
     """Redo, receipt, tidy. Once the receipt is in place, the edits are known to be done."""
     if not _finished(root, entry):
         finished = 0
@@ -359,7 +378,7 @@ def _finish(root: Path, entry: Entry, jobs: int, progress: Progress) -> None:
             progress("editing", finished, len(entry.steps))
 
         count(0)
-        redo(root, entry.steps, root / staging.tails_file(entry.id), jobs, count)
+        redo(root, entry.steps, root / staging.tails_file(entry.id), held, jobs, count)
     for staged, final in receipts.records(entry.id).items():
         if (root / staged).exists():
             disk.rename(root / staged, root / final)

@@ -51,36 +51,41 @@ T = TypeVar("T")
 
 
 def redo(
-    root: Path, steps: Sequence[Step], tails: Path, jobs: int, done: Callable[[int], None]
+    root: Path,
+    steps: Sequence[Step],
+    tails: Path,
+    held: disk.Held,
+    jobs: int,
+    done: Callable[[int], None],
 ) -> None:
-    """Do, or finish, all steps, durably. `done` gets the number of files finished since last time.
+    """Do, or finish, all steps, durably. `held` has, as far as they are open and known, the files
+    that are edited in place. `done` gets the number of files finished since last time.
 
     Raises OSError, or InterruptedSurgery when a file is neither before nor after its step."""
     appended = [step for step in steps if isinstance(step, Tail)]
     truncated = [step for step in steps if isinstance(step, Truncate)]
     times = _folder_times(root, steps)
-    with disk.Held(root / step.file for step in appended) as held:
-        if appended:
-            with Staged(tails) as staged, _folders(root, appended) as folders:
-                each(lambda step: _check_tail(root, step, staged, held, folders), appended, jobs)
-                each(lambda step: _silence(root, step, held, folders), appended, jobs)
+    if appended:
+        with Staged(tails) as staged, _folders(root, appended) as folders:
+            each(lambda step: _check_tail(root, step, staged, held, folders), appended, jobs)
+            each(lambda step: _silence(root, step, held, folders), appended, jobs)
+            folders.refuse_moved()
+    for group in groups(steps):
+        first = group[0]
+        if isinstance(first, Tail):
+            _append(root, _only(group, Tail), tails, held, jobs, done)
+        elif isinstance(first, Truncate):
+            with _folders(root, _only(group, Truncate)) as folders:
+                each(lambda step: _cut(root, step, held, folders), _only(group, Truncate), jobs)
                 folders.refuse_moved()
-        for group in groups(steps):
-            first = group[0]
-            if isinstance(first, Tail):
-                _append(root, _only(group, Tail), tails, held, jobs, done)
-            elif isinstance(first, Truncate):
-                with _folders(root, _only(group, Truncate)) as folders:
-                    each(lambda step: _cut(root, step, folders), _only(group, Truncate), jobs)
-                    folders.refuse_moved()
-            elif isinstance(first, Replace):
-                _replace(root, _only(group, Replace), jobs)
-                done(len(group))
-            else:
-                _move(root, _only(group, Move))
-                done(len(group))
+        elif isinstance(first, Replace):
+            _replace(root, _only(group, Replace), jobs)
+            done(len(group))
+        else:
+            _move(root, _only(group, Move))
+            done(len(group))
     with _folders(root, truncated) as folders:
-        each(lambda step: _restore(root, step, folders), truncated, jobs, done)
+        each(lambda step: _restore(root, step, held, folders), truncated, jobs, done)
         folders.refuse_moved()
     for folder, mtime_ns in times.items():
         if folder.is_dir() and folder.stat().st_mtime_ns != mtime_ns:
@@ -144,26 +149,29 @@ def _check_tail(
     if staged.digest(step.at, step.at + step.size) != step.digest:
         raise _unlike(staged.path, f"the staged bytes of {step.file} are damaged")
     with held.opened(path, folders) as descriptor:
-        size = os.fstat(descriptor).st_size
-        if not step.old_size <= size <= step.spans[-1][1]:
+        status = os.fstat(descriptor)
+        if not step.old_size <= (size := status.st_size) <= step.spans[-1][1]:
             raise _unlike(path, f"it has {size} bytes; it should have {step.old_size} or more")
-        _refuse_other_bytes(descriptor, path, step)
+        if not held.known(path, status):
+            _refuse_other_bytes(descriptor, path, step)
+            held.know(path, status)
 
 
 @contextmanager
 def _writable(
     root: Path, step: Tail, held: disk.Held, folders: disk.Folders
 ) -> Iterator[tuple[int, int]]:
-    """The shard that was checked, open for writing, and its size. Refused is what came to lead to
-    its name where that is opened anew, as a name can at any time; of one that is held, whoever
-    writes asks the name afterwards."""
+    """The shard that was checked, open for writing, and its size. Its bytes are compared again
+    unless nobody wrote to it since but whoever got this. So refused is what came to lead to its
+    name where that is opened anew, as a name can at any time; of one that is held, whoever writes
+    asks the name afterwards."""
     path = root / step.file
-    compared = held.has(path)
     with held.opened(path, folders) as descriptor:
+        status = os.fstat(descriptor)
         _refuse_other_names(descriptor, path)
-        if not compared:
+        if not held.known(path, status):
             _refuse_other_bytes(descriptor, path, step)
-        yield descriptor, os.fstat(descriptor).st_size
+        yield descriptor, status.st_size
 
 
 def _silence(root: Path, step: Tail, held: disk.Held, folders: disk.Folders) -> None:
@@ -171,6 +179,7 @@ def _silence(root: Path, step: Tail, held: disk.Held, folders: disk.Folders) -> 
     with _writable(root, step, held, folders) as (descriptor, size):
         if size != step.cut:
             disk.truncate(descriptor, path, step.cut)
+        held.know(path, os.fstat(descriptor))
         # What comes next may be a rename that a power cut keeps while it loses this.
         disk.fsync_data(descriptor, path)
 
@@ -208,6 +217,7 @@ def _append(
             if last == len(step.spans):
                 held.refuse_renamed(path, folders)
             disk.write_each(descriptor, path, data, spans, SHORT_GAP)
+            held.know(path, os.fstat(descriptor))  # before it is durable, which takes long
             if last == len(step.spans) and step.new_mtime_ns is not None:
                 disk.set_times(path, step.new_mtime_ns, descriptor)
                 disk.fsync_file(descriptor, path)
@@ -233,15 +243,17 @@ def _append(
 # --- truncate ------------------------------------------------------------------------------------
 
 
-def _cut(root: Path, step: Truncate, folders: disk.Folders) -> None:
+def _cut(root: Path, step: Truncate, held: disk.Held, folders: disk.Folders) -> None:
     path = root / step.file
     end_record = step.spans[-1][0]
-    with disk.opened(path, within=folders) as descriptor:
+    with held.opened(path, folders) as descriptor:
         _refuse_other_names(descriptor, path)
-        size = os.fstat(descriptor).st_size
+        status = os.fstat(descriptor)
+        size = status.st_size
         if size not in (step.old_size, end_record, step.new_size):
             raise _unlike(path, f"it has {size} bytes; it should have {step.new_size}")
-        if size == step.new_size and digest_of(descriptor, step.spans) != step.digest:
+        known = size != step.new_size or held.known(path, status)
+        if not known and digest_of(descriptor, step.spans) != step.digest:
             what = f"the bytes after {step.old_size} are not those that the surgery wrote"
             raise _unlike(path, what)
         if size > end_record:
@@ -249,9 +261,10 @@ def _cut(root: Path, step: Truncate, folders: disk.Folders) -> None:
         disk.fsync_file(descriptor, path)
 
 
-def _restore(root: Path, step: Truncate, folders: disk.Folders) -> None:
+def _restore(root: Path, step: Truncate, held: disk.Held, folders: disk.Folders) -> None:
     path = root / step.file
-    with disk.opened(path, within=folders) as descriptor:
+    with held.opened(path, folders) as descriptor:
+        held.refuse_renamed(path, folders)
         _refuse_other_names(descriptor, path)
         size = os.fstat(descriptor).st_size
         if size not in (step.old_size, step.spans[-1][0]):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.plans.edits import Append, Edit, Move, Replace
-from ckptsurgeon.transaction.assumptions import existing
+from ckptsurgeon.transaction.may_change import existing
 
 BLOCK = 4096
 """Bytes that a file system gives out at once, nearly everywhere: a write between two holes takes
@@ -22,17 +22,18 @@ def refuse_full(root: Path, edits: Iterable[Edit], home: str, there: Collection[
     """Check that the whole plan fits, on each file system that it writes to: bytes and inodes. What
     is `there` of an earlier attempt has its room."""
     files: dict[Path, list[int]] = defaultdict(list)
+    at_home = existing(root / home)
     there_now = {name for name in there if os.path.lexists(root / name)}
     for edit in edits:
         if isinstance(edit, Append):
             blocks = sum(end // BLOCK - start // BLOCK + 1 for start, end in edit.runs)
             files[(root / edit.file).parent].append(blocks * BLOCK)
-            files[existing(root / home)].append(len(edit.data))
+            files[at_home].append(len(edit.data))
         elif isinstance(edit, (Move, Replace)) and edit.content is not None:
             staged = edit.src if isinstance(edit, Move) else edit.staged
             used = (root / staged).lstat().st_blocks * 512 if staged in there_now else 0
             files[existing(root / staged)].append(max(0, edit.content.size - used))
-    files[existing(root / home)] += [0] * 8  # lock, journals, records and their directories
+    files[at_home] += [0] * 8  # lock, journals, records and their directories
     devices: dict[int, tuple[Path, list[int]]] = {}
     for folder, sizes in files.items():
         devices.setdefault(folder.stat().st_dev, (folder, []))[1].extend(sizes)

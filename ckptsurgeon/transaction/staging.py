@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -25,7 +24,6 @@ from ckptsurgeon.plans.edits import (
     Computed,
     Content,
     Edit,
-    Hole,
     Link,
     Move,
     Replace,
@@ -36,17 +34,14 @@ from ckptsurgeon.plans.edits import (
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.progress import Progress, silent
-from ckptsurgeon.transaction import computing, job_list, kept, receipts
+from ckptsurgeon.transaction import computing, inverse, job_list, kept, read_back, receipts
 from ckptsurgeon.transaction.computing import Place, Sum
-from ckptsurgeon.transaction.content import batches, between, placed, read, spans
+from ckptsurgeon.transaction.content import batches, placed, spans
 from ckptsurgeon.transaction.digests import read_anchors
 from ckptsurgeon.transaction.home import HOME
-from ckptsurgeon.transaction.reading import ALIGN, ROOM, Reader, Rooms, forget
+from ckptsurgeon.transaction.reading import Rooms, forget
 from ckptsurgeon.transaction.redo import Step
 from ckptsurgeon.workers import each, side_by_side
-
-LEAP = 8 << 20
-"""Bytes that are copied before the kernel is told to write them."""
 
 
 def tails_file(id: str) -> str:
@@ -61,7 +56,7 @@ def record_file(id: str) -> str:
 
 def staged_files(plan: Plan, recorded: bool = False) -> tuple[str, ...]:
     """Every file that is written before the commit; `recorded`: by jobs that leave records."""
-    files = [staged.name for staged in _staged(plan.edits)]
+    files = [staged.name for staged in _staged(plan.edits, plan.id)]
     if any(isinstance(edit, Append) for edit in plan.edits):
         files.append(tails_file(plan.id))
     return (*files, *[record_file(plan.id)] * recorded, *receipts.records(plan.id))
@@ -108,7 +103,7 @@ def write(
     """Write every staged file, make it durable, and read it back. With `workers`, what is computed
     or copied is a list of jobs for them. Of an attempt that is `resumed`, those jobs count as done
     that read back, where it had the same list and all sources are as they were."""
-    staged = _staged(plan.edits)
+    staged = _staged(plan.edits, plan.id)
     tails = tuple(edit.data for edit in _appends(plan.edits))
     if tails:
         staged.append(_Staged(tails_file(plan.id), Content(tails)))
@@ -127,7 +122,10 @@ def write(
 
 def jobs(root: Path, plan: Plan) -> list[job_list.Job]:
     """What workers have to do of a plan, the same list in each process that makes the same plan."""
-    staged = [item._replace(content=job_list.copied(item.content)) for item in _staged(plan.edits)]
+    staged = [
+        item._replace(content=job_list.copied(item.content))
+        for item in _staged(plan.edits, plan.id)
+    ]
     return job_list.of(root, root / record_file(plan.id), _places(root, staged))
 
 
@@ -200,14 +198,17 @@ class _Staged(NamedTuple):
     name: str
     content: Content | Link | Queries
     like: str | None = None
+    kept: Sequence[tuple[Truncate, Tail]] = ()
+    """Of the file that has the bytes that an undo cuts off: all of them."""
 
 
-def _staged(edits: Iterable[Edit]) -> list[_Staged]:
-    """The files that the edits take, each written before the commit."""
+def _staged(edits: Sequence[Edit], id: str) -> list[_Staged]:
+    """The files that the edits of surgery `id` take, each written before the commit."""
     out = []
     for edit in edits:
         if isinstance(edit, Move) and edit.content is not None:
-            out.append(_Staged(edit.src, edit.content, edit.like))
+            kept = inverse.kept(edits, id) if edit.dst == inverse.kept_tails(id) else ()
+            out.append(_Staged(edit.src, edit.content, edit.like, kept))
         elif isinstance(edit, Replace) and edit.content is not None:
             out.append(_Staged(edit.staged, edit.content, edit.file))
     return out
@@ -221,7 +222,7 @@ def _write(root: Path, staged: Sequence[_Staged], jobs: int) -> None:
     _seal_all(root, staged, sums, jobs)
     parts = [(path, part) for path, found in sums.items() for part in found]
     rooms = Rooms()
-    each(lambda part: _check(rooms, *part), parts, jobs)
+    each(lambda part: read_back.check_sum(rooms, *part), parts, jobs)
 
 
 def _write_on(
@@ -303,8 +304,8 @@ def _copy(descriptor: int, path: Path, root: Path, spans: Sequence[tuple[int, Sp
 
     def leaps() -> Iterator[tuple[int, int, int]]:
         for offset, span in spans:
-            for start in range(span.start, span.end, LEAP):
-                end, at = min(start + LEAP, span.end), start + offset - span.start
+            for start in range(span.start, span.end, read_back.LEAP):
+                end, at = min(start + read_back.LEAP, span.end), start + offset - span.start
                 yield at, start, end
                 forget(descriptor, offset, end + offset - span.start)
 
@@ -334,57 +335,14 @@ def _seal(
     if content.mtime_ns is not None:
         disk.set_times(path, content.mtime_ns, descriptor)
     disk.fsync_file(descriptor, path)
-    _compare(path, root, content, known)
+    if staged.kept:
+        read_back.check_kept(path, root, staged.kept)
+    else:
+        read_back.compare(path, root, content, known)
 
 
 def _read_at(descriptor: int, offset: int, size: int) -> bytes:
     return os.pread(descriptor, size, offset)
-
-
-def _compare(path: Path, root: Path, content: Content, known: Mapping[int, bytes]) -> None:
-    """Read a staged file back, from the device where the kernel allows, and compare every byte that
-    was not computed; `known` are its checksums."""
-    with path.open("rb") as staged:
-        descriptor = staged.fileno()
-        forget(descriptor, 0, 0)
-
-        def compare(at: int, pieces: Iterable[bytes]) -> None:
-            begin = at
-            for data in pieces:
-                if os.pread(descriptor, len(data), at) != data:
-                    raise job_list.unlike(path, at)
-                at += len(data)
-                if (at - begin) % LEAP < len(data):
-                    forget(descriptor, begin, at)
-
-        def compare_spans(spans: Sequence[tuple[int, Span]]) -> None:
-            with (root / spans[0][1].file).open("rb") as source:
-                for at, span in spans:
-                    compare(at, between(source, span.start, span.end))
-
-        for at, piece in placed(content):
-            if isinstance(piece, (Checksum, Hole)):
-                whole = known[at] if isinstance(piece, Checksum) else piece
-                compare(at, read(root, Content((whole,))))
-        for at, data in batches(root, path, content):
-            compare(at, (data,))
-        side_by_side(compare_spans, spans(content))
-        if os.fstat(staged.fileno()).st_size != content.size:
-            raise SurgeryError(
-                f"{path} is longer than what was written",
-                next="check the disk and its kernel log before anything else",
-            )
-
-
-def _check(rooms: Rooms, path: Path, part: Sum) -> None:
-    """Read back what was computed, and compare it by its CRC-32."""
-    crc, end = 0, part.offset + part.size
-    (room,) = rooms.get(1, min(ROOM, part.size + ALIGN))
-    with Reader(path, part.offset, end, room) as staged:
-        for data in staged.all():
-            crc = zlib.crc32(data, crc)
-    if crc != part.crc:
-        raise job_list.unlike(path, part.offset)
 
 
 # --- appends -------------------------------------------------------------------------------------

@@ -203,11 +203,11 @@ def _journal_removed_before_the_staging() -> Iterator[tuple[Any, str, Any]]:
 def _receipt_in_place_before_the_edits() -> Iterator[tuple[Any, str, Any]]:
     right = redo.redo
 
-    def wrong(root: Path, steps: Any, tails: Path, jobs: int, done: Any) -> None:
+    def wrong(root: Path, steps: Any, tails: Path, *rest: Any) -> None:
         for staged, final in receipts.records(tails.name.partition(".")[0]).items():
             disk.rename(root / staged, root / final)
             disk.fsync_directory((root / final).parent)
-        right(root, steps, tails, jobs, done)
+        right(root, steps, tails, *rest)
 
     yield journal, "redo", wrong
 

@@ -21,7 +21,7 @@ from ckptsurgeon.files.archives.append import render
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.plans.edits import Change, Computed, Content
 from ckptsurgeon.plans.sources import Source
-from ckptsurgeon.transaction import computing, staging
+from ckptsurgeon.transaction import computing, read_back
 from ckptsurgeon.transaction.arithmetic import computed, floats, from_floats
 from ckptsurgeon.transaction.computing import Sum
 from ckptsurgeon.transaction.staging import _Staged, _write
@@ -171,12 +171,12 @@ def test_what_does_not_read_back_is_an_error(
     (tmp_path / "raw").write_bytes(b"\1" * 32)
     piece = Computed("copy", "float32", 32, ((Source("raw", 0, 32, "float32"),),))
     monkeypatch.setattr(computing.zlib, "crc32", lambda *_: 7)
-    real = staging.zlib
+    real = read_back.zlib
 
     class Other:
         crc32 = staticmethod(lambda *_: 8)
 
-    monkeypatch.setattr(staging, "zlib", Other)
+    monkeypatch.setattr(read_back, "zlib", Other)
     with pytest.raises(SurgeryError, match="does not read back"):
         staged(tmp_path, Content((piece,)))
     assert real is not None
