@@ -4,9 +4,10 @@
 //
 // Every operation waits `user.delay` microseconds before it is done; operations may wait side by
 // side. With `user.fail` N, about each Nth fails, in turn with ESTALE, EIO and EINTR. `user.calls`
-// is how many there were, `user.each` the microseconds that they waited in all, and `user.any` those
-// in which any of them waited. All are extended attributes of the mount's root, which wait for
-// nothing. There is no fallocate, no O_DIRECT at open, no sharing of blocks and no search for
+// is how many there were. With `user.lockstep` 1 they wait for one another and not for a time: once
+// no thread of who asks runs, all that wait are done, which is one turn. `user.turns` is how many
+// there were: so many round trips would one who has all the processors that he wants wait for. All
+// are extended attributes of the mount's root, which wait for nothing. There is no fallocate, no O_DIRECT at open, no sharing of blocks and no search for
 // holes, times are of whole seconds, and nothing tells of a change of the folder itself.
 #define FUSE_USE_VERSION 312
 #define _GNU_SOURCE
@@ -20,44 +21,90 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
 
 static int lower;
-static atomic_long calls, delay_us = 1000, fail_every, each_us, any_us;
+static atomic_long calls, delay_us = 1000, fail_every, lockstep, turns;
 
-static const char *const NAMES[] = {"user.calls", "user.delay", "user.fail", "user.each",
-                                    "user.any"};
-static atomic_long *const NUMBERS[] = {&calls, &delay_us, &fail_every, &each_us, &any_us};
+static const char *const NAMES[] = {"user.calls", "user.delay", "user.fail", "user.lockstep",
+                                    "user.turns"};
+static atomic_long *const NUMBERS[] = {&calls, &delay_us, &fail_every, &lockstep, &turns};
 enum { NUMBERS_COUNT = sizeof NUMBERS / sizeof *NUMBERS };
 
 static pthread_mutex_t waiting = PTHREAD_MUTEX_INITIALIZER;
-static long waiters, since;
+static pthread_cond_t next_turn = PTHREAD_COND_INITIALIZER;
+static long waiters;
+static pid_t client;
 
-static long now_us(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000 + time.tv_nsec / 1000;
-}
-
-static void wait_for(long us) {
-    pthread_mutex_lock(&waiting);
-    long began = now_us();
-    if (waiters++ == 0) since = began;
-    pthread_mutex_unlock(&waiting);
+static void pause_for(long us) {
     struct timespec time = {us / 1000000, us % 1000000 * 1000};
     nanosleep(&time, NULL);
+}
+
+// Whether a thread of the process that `thread` belongs to is in one of these states (proc(5)).
+static int any_is(pid_t thread, const char *states) {
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/%d/task", thread);
+    DIR *tasks = opendir(path);
+    if (tasks == NULL) return 0;
+    int found = 0;
+    for (struct dirent *entry; !found && (entry = readdir(tasks)) != NULL;) {
+        pid_t task = (pid_t)atol(entry->d_name);
+        if (task == 0 || task == gettid()) continue;
+        snprintf(path, sizeof path, "/proc/%d/task/%d/stat", thread, task);
+        int file = open(path, O_RDONLY | O_CLOEXEC);
+        ssize_t size = file == -1 ? -1 : read(file, line, sizeof line - 1);
+        if (file != -1) close(file);
+        if (size <= 0) continue;
+        line[size] = '\0';
+        char *name = strrchr(line, ')');
+        found = name != NULL && name[1] == ' ' && strchr(states, name[2]) != NULL;
+    }
+    closedir(tasks);
+    return found;
+}
+
+// Whether whoever asked has nothing left to do before an answer, and no answer is under way. A
+// thread that waits for its processor runs, by this. Who waits for another disk does not: then a
+// turn more is counted, and never one less.
+static int all_wait(pid_t who) { return !any_is(who, "R") && !any_is(getpid(), "RD"); }
+
+static void *take_turns(void *unused) {
+    for (;;) {
+        pause_for(200);
+        pthread_mutex_lock(&waiting);
+        long before = waiters;
+        pid_t who = client;
+        pthread_mutex_unlock(&waiting);
+        if (before == 0 || !all_wait(who)) continue;
+        pause_for(100);
+        if (!all_wait(who)) continue;
+        pthread_mutex_lock(&waiting);
+        if (waiters == before) {
+            turns++;
+            waiters = 0;
+            pthread_cond_broadcast(&next_turn);
+        }
+        pthread_mutex_unlock(&waiting);
+    }
+    return unused;
+}
+
+static void wait_for_turn(void) {
     pthread_mutex_lock(&waiting);
-    long ended = now_us();
-    each_us += ended - began;
-    if (--waiters == 0) any_us += ended - since;
+    client = fuse_get_context()->pid;
+    waiters++;
+    for (long now = turns; now == turns;) pthread_cond_wait(&next_turn, &waiting);
     pthread_mutex_unlock(&waiting);
 }
 
 // 0, or the error of this operation.
 static int arrive(void) {
     long number = ++calls, every = fail_every, wait = delay_us;
-    if (wait > 0) wait_for(wait);
+    if (lockstep) wait_for_turn();
+    if (wait > 0) pause_for(wait);
     static const int errors[] = {ESTALE, EIO, EINTR};
     return every > 0 && number % every == 0 ? -errors[number / every % 3] : 0;
 }
@@ -267,6 +314,8 @@ static void *begin(struct fuse_conn_info *connection, struct fuse_config *config
     connection->max_background = 64;
     config->use_ino = config->hard_remove = 1;
     config->attr_timeout = config->entry_timeout = 1;
+    pthread_t taker;
+    if (pthread_create(&taker, NULL, take_turns, NULL) != 0) abort();
     return NULL;
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +21,13 @@ from tests.faults.toy import IN_THREADS, ROLLBACK, SCENARIOS, SET_LR, UNDO, UNDO
 from tests.faults.world import Scenario
 from tests.network.slow_server import Mount, lacking, mounted
 from tests.support.snapshot import walk
+from tests.transaction.test_held import refused_whenever_written_over
 
 pytestmark = [pytest.mark.network, pytest.mark.skipif(bool(lacking()), reason=lacking())]
 
-DELAY_US = 8000
-"""At 1 ms the time of a busy machine of two cores would count more than the waits do; the fewer
-calls there are, the longer each must wait for that."""
 AT_MOST = 0.15
-"""Of the time that the calls wait in all, one after the other."""
+"""Of all calls: so many round trips may be waited for. They are counted and not timed, so that a
+busy machine finds as many as an idle one (`slow.c`, lockstep)."""
 FOLDERS = 4
 """At most, of a toy run, in which names change."""
 SURGERY = {"rollback": {"to": 95000}, "set": {"lr": 3e-5}, "reset": ["moments"]}
@@ -62,35 +60,39 @@ def test_what_waits_for_the_server_overlaps(server: Mount) -> None:
     """BLOOM's 720 files of a step: a rollback with new values, and its undo."""
     python("bench.layout", "bloom", server.there / "bloom", 12)
     root, before = server.here / "bloom", sizes(server.there / "bloom")
-    each = any_of = 0
 
-    def timed(name: str, act: Callable[[], T]) -> T:
-        nonlocal each, any_of
-        start, calls, waited, busy = (
-            time.monotonic(),
-            *(server[n] for n in ("calls", "each", "any")),
-        )
+    turns = calls = 0
+
+    def counted(name: str, act: Callable[[], T]) -> T:
+        nonlocal turns, calls
+        before = server["turns"], server["calls"]
         made = act()
-        waited, busy = server["each"] - waited, server["any"] - busy
-        each, any_of = each + waited, any_of + busy
-        print(
-            f"{name}: {server['calls'] - calls:,} calls of {DELAY_US / 1000:.0f} ms in "
-            f"{time.monotonic() - start:.1f} s; {busy / waited:.3f} of their sum"
-        )
+        new = server["turns"] - before[0], server["calls"] - before[1]
+        turns, calls = turns + new[0], calls + new[1]
+        print(f"{name}: {new[1]:,} calls in {new[0]:,} turns, {new[0] / new[1]:.3f}")
         return made
 
-    server["delay"] = DELAY_US
+    server["lockstep"] = 1
     try:
-        wanted = timed("plan", lambda: plan(Run.open(root), from_data(SURGERY)))
-        timed("apply", lambda: apply(Run.open(root), wanted))
-        assert any_of <= AT_MOST * each
-        each = any_of = 0
-        back = timed("plan the undo", lambda: plan_undo(Run.open(root)))
-        timed("undo", lambda: apply(Run.open(root), back))
-        assert any_of <= AT_MOST * each
+        wanted = counted("plan", lambda: plan(Run.open(root), from_data(SURGERY)))
+        counted("apply", lambda: apply(Run.open(root), wanted))
+        assert 0 < turns <= AT_MOST * calls
+        turns = calls = 0
+        back = counted("plan the undo", lambda: plan_undo(Run.open(root)))
+        counted("undo", lambda: apply(Run.open(root), back))
+        assert 0 < turns <= AT_MOST * calls
     finally:
-        server["delay"] = 0
+        server["lockstep"] = 0
     assert sizes(server.there / "bloom") == before
+
+
+@pytest.mark.parametrize("undo", [False, True], ids=["surgery", "undo"])
+def test_a_shard_that_somebody_writes_to_within_the_second_is_refused(
+    server: Mount, undo: bool
+) -> None:
+    folder = server.here / f"written over {undo}"
+    folder.mkdir()
+    refused_whenever_written_over(folder, undo)
 
 
 def test_kill_at_every_call(far: Mount) -> None:
