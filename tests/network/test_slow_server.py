@@ -21,7 +21,7 @@ from tests.faults.toy import IN_THREADS, ROLLBACK, SCENARIOS, SET_LR, UNDO, UNDO
 from tests.faults.world import Scenario
 from tests.network.slow_server import Mount, lacking, mounted
 from tests.support.snapshot import walk
-from tests.transaction.test_held import refused_whenever_written_over
+from tests.transaction.written_over import refused_whenever_written_over
 
 pytestmark = [pytest.mark.network, pytest.mark.skipif(bool(lacking()), reason=lacking())]
 
