@@ -2,8 +2,10 @@
 model of docs/scale.md beside them: the time that it says for these workers, over that measured.
 
 Each worker has one thread, and is a process. Files are dropped from the page cache before. More
-workers than cores share those, and the model says so. As a script it prints what the model says of
-an average of 5 steps of so many TB: python -m bench.cluster TB GB_PER_NODE GB_OF_SYSTEM NODES…
+workers than cores share those, and the model says so. The runs are as large as the disk allows, and
+each row names their size: sparse files would be read in no time, since holes are not read. As a
+script it prints what the model says of an average of 5 steps of so many TB:
+python -m bench.cluster TB GB_PER_NODE GB_OF_SYSTEM NODES…
 """
 
 from __future__ import annotations
@@ -28,6 +30,11 @@ TIMES = 3
 OVERHEAD = 0.005
 """Seconds that scheduler and surgeon spend on a job: 3,000 empty ones took 4.5 ms each, on two busy
 cores."""
+SIZES = (32, 16, 8, 4)
+"""GiB of tensors in each run: the first for which there is room."""
+ROOM = 6
+"""How many times as much is needed: for a transplant a source and two targets, which are kept
+twice, with weights that take a sixth more."""
 SMALL = 16
 """A run of so small a part of the bytes takes what does not grow with them."""
 
@@ -50,21 +57,23 @@ class Model:
 
 
 def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
-    """With 4 GiB of tensors in each run, or 0.25 when `quick`. No row without Dask."""
+    """With 4 to 32 GiB of tensors in each run, or 0.25 when `quick`. No row without Dask."""
     try:
         import distributed  # noqa: F401
     except ImportError:
         say("skipped: Dask is not installed (make test-cluster installs it)")
         return []
-    gib, cores = 0.25 if quick else 4.0, len(os.sched_getaffinity(0))
-    if shutil.disk_usage(folder).free < (8 * gib + 1) * 2**30:
-        say(f"skipped: {8 * gib + 1:g} GiB of free space are needed")
+    sizes, cores = (0.25,) if quick else SIZES, len(os.sched_getaffinity(0))
+    free = shutil.disk_usage(folder).free / 2**30 - 1
+    gib = next((size for size in sizes if ROOM * size <= free), None)
+    if gib is None:
+        say(f"skipped: {ROOM * sizes[-1] + 1:g} GiB of free space are needed")
         return []
     rows = [_overhead(folder, 100 if quick else 1000)]
     for name, one in (("vitals", _vitals), ("average", _average), ("transplant", _transplant)):
         (small,) = one(folder, gib / SMALL, (1,), 1)
         seconds = one(folder, gib, WORKERS, 1 if quick else TIMES)
-        rows += _rows(name, small, seconds, cores)
+        rows += _rows(f"{name} of {gib:g} GiB", small, seconds, cores)
         say(f"{name}: {', '.join(f'{each:.1f} s' for each in seconds)}")
     return rows
 
@@ -140,6 +149,8 @@ def _average(folder: Path, gib: float, workers: Sequence[int], times: int) -> li
 def _transplant(folder: Path, gib: float, workers: Sequence[int], times: int) -> list[float]:
     root = folder / "cluster-transplant"
     python("bench.transplant", "build", root, gib)
+    for name in ("tensor", "tensor-kept"):
+        shutil.rmtree(root / name)
     run = root / "data"
     words = ("transplant", "--from", root / "source", "--yes", "--quiet", "-C", run)
 

@@ -98,8 +98,8 @@ def diff(
                 command("diff", "--receipt", "ID"),
             ),
         )
-    if cluster.on is not None and not tensors:
-        raise UsageError("--on belongs to --tensors", next=again("--tensors"))
+    if cluster.shared and not tensors:
+        raise UsageError(f"{cluster.shared} belongs to --tensors", next=again("--tensors"))
     quiet = common.quiet or common.as_json or not tensors
     with report.Progress(sys.stderr, quiet=quiet) as progress:
         if receipt is not None:

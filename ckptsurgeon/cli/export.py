@@ -43,6 +43,11 @@ def export(
 
     run = common.open_run()
     run.refuse_interrupted()
+    shard_bytes = int(shard_size * 1e9)
+    if (helper := cluster.helper()) is not None:
+        if not common.dry_run:
+            export.help_with(run, step, output, helper, shard_bytes=shard_bytes)
+        return
     if common.dry_run:
         done = export.preview(run, step, output)
     else:
@@ -50,15 +55,10 @@ def export(
         quiet = common.quiet or common.as_json
         with (
             report.Progress(sys.stderr, quiet=quiet) as progress,
-            cluster.workers(1, folders, progress) as who,
+            cluster.writers(1, folders, progress) as who,
         ):
             done = export.export(
-                run,
-                step,
-                output,
-                shard_bytes=int(shard_size * 1e9),
-                workers=None if isinstance(who, int) else who,
-                progress=progress,
+                run, step, output, shard_bytes=shard_bytes, workers=who, progress=progress
             )
     text = report.export(output, done)
     common.report(

@@ -242,8 +242,8 @@ def doctor(
     from ckptsurgeon.look.finding import Finding
     from ckptsurgeon.look.vitals.vitals import examine
 
-    if (against is not None or cluster.on is not None) and not vitals:
-        option = "--on" if against is None else "--against"
+    option = "--against" if against is not None else cluster.shared
+    if option and not vitals:
         raise UsageError(f"{option} belongs to --vitals", next=again("--vitals"))
     run = common.open_run()
     diagnoses = diagnose(run)
@@ -251,10 +251,12 @@ def doctor(
     if vitals:
         check = command("verify", "--level", "4", why="all that is wrong with the step")
         quiet = common.quiet or common.as_json
-        with report.Progress(sys.stderr, quiet=quiet) as progress:
+        with (
+            report.Progress(sys.stderr, quiet=quiet) as progress,
+            cluster.workers(jobs, [run.root], progress) as readers,
+        ):
             try:
-                with cluster.workers(jobs, [run.root], progress) as readers:
-                    seen = examine(run, against=against, jobs=readers, progress=progress)
+                seen = examine(run, against=against, jobs=readers, progress=progress)
                 diagnoses += [Finding(fact, check) for fact in seen.facts]
             except UsageError:
                 raise

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import integrity
@@ -131,8 +131,9 @@ def check(
     if level >= MEANING and out.checkpoint is not None:
         out.findings += _guarded(folder, out.checkpoint.contradictions)
     if level >= CRC and out.checkpoint is not None:
-        saved = digests(out.checkpoint)
-        out.findings += [text for item in saved.items() for text in _sha(*item)]
+        saved = [_Saved(*item) for item in digests(out.checkpoint).items()]
+        with at_work(jobs, len(saved)) as mapped:
+            out.findings += [text for found in mapped(_sha, saved) for text in found]
     out.findings = list(dict.fromkeys(out.findings))  # two readers may meet the same damage
     if level >= VALUES:
         from ckptsurgeon.look.vitals import facts
@@ -204,9 +205,17 @@ def _inspected(
             yield from batch
 
 
-def _seen(level: int, shard: Shard) -> Shard:
+@dataclass
+class _Seen:
+    """What is wrong with a shard, and how many of its bytes have no CRC."""
+
+    findings: list[str]
+    no_crc: int
+
+
+def _seen(level: int, shard: Shard) -> _Seen:
     inspect(shard, level)
-    return shard
+    return _Seen(shard.findings, shard.no_crc)
 
 
 # --- one file ------------------------------------------------------------------------------------
@@ -290,7 +299,15 @@ def _crcs(shard: Shard, archive: Archive) -> None:
             )
 
 
-def _sha(path: Path, expected: str) -> list[str]:
+class _Saved(NamedTuple):
+    """A file, and the sha256 that the trainer saved for it."""
+
+    path: Path
+    sha256: str
+
+
+def _sha(saved: _Saved) -> list[str]:
+    path, expected = saved
     try:
         actual = integrity.sha256(path)
     except FileNotFoundError:

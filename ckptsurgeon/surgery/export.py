@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
@@ -28,6 +29,9 @@ from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import make_partial, refuse_place
 from ckptsurgeon.transaction import job_list
 from ckptsurgeon.transaction.computing import Place
+from ckptsurgeon.transaction.home import PARTIAL
+from ckptsurgeon.transaction.job_list import Job
+from ckptsurgeon.transaction.ranks import Ranks
 
 SHARD_BYTES = 5_000_000_000
 """Of one file, unless a single tensor is larger."""
@@ -68,7 +72,7 @@ def export(
     files = _distributed(weights, shard_bytes)
     partial = make_partial(folder, "export")
     try:
-        written = _write(partial, files, workers, progress)
+        written = _write(partial, _shards(partial, files), workers, progress)
         disk.fsync_directory(partial)
         disk.rename(partial, folder)
     except BaseException:
@@ -80,6 +84,19 @@ def export(
     disk.fsync_directory(folder.parent)
     size = sum(map(_size, weights))
     return Export(folder, tuple(written), len(weights), size, _left_out(run, checkpoint))
+
+
+def help_with(
+    run: Run, step: int, folder: Path, ranks: Ranks, *, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Do this rank's share of an export by the last rank. Raises as that one does, and SurgeryError
+    where that one is not heard of, or has planned something else."""
+    folder = folder.parent.resolve() / folder.name
+    refuse_place(run, folder)
+    weights = list(HasWeights.of(run.checkpoint(step)).weights())
+    partial = folder.with_name(f"{folder.name}{PARTIAL}")
+    shards = _shards(partial, _distributed(weights, shard_bytes))
+    ranks.help(_jobs(partial, shards))
 
 
 def preview(run: Run, step: int, folder: Path) -> Export:
@@ -125,35 +142,48 @@ def _distributed(weights: Sequence[Weight], shard_bytes: int) -> list[list[Weigh
     return files
 
 
+class _Shard(NamedTuple):
+    """A file that is to be written."""
+
+    path: Path
+    header: bytes
+    weights: Sequence[Weight]
+
+
+def _shards(folder: Path, files: Sequence[Sequence[Weight]]) -> list[_Shard]:
+    return [
+        _Shard(
+            folder / f"model-{number:05d}-of-{len(files):05d}.safetensors",
+            safetensors_header.encode((w.name, w.dtype, w.shape, _size(w)) for w in weights),
+            weights,
+        )
+        for number, weights in enumerate(files, 1)
+    ]
+
+
 def _write(
     folder: Path,
-    files: list[list[Weight]],
+    shards: Sequence[_Shard],
     workers: Executor | None,
     progress: Progress | None,
 ) -> list[str]:
-    index: dict[str, str] = {}
-    places: list[Place] = []
-    names = [f"model-{i:05d}-of-{len(files):05d}.safetensors" for i in range(1, len(files) + 1)]
-    for done, (name, weights) in enumerate(zip(names, files, strict=True), 1):
-        path = folder / name
-        header = safetensors_header.encode((w.name, w.dtype, w.shape, _size(w)) for w in weights)
-        index |= dict.fromkeys((weight.name for weight in weights), name)
+    for done, (path, header, weights) in enumerate(shards, 1):
         with disk.created(path) as descriptor:
             disk.write_at(descriptor, path, 0, header)
             if workers is None:
                 _copy(descriptor, path, len(header), weights)
             else:
                 disk.truncate(descriptor, path, len(header) + sum(map(_size, weights)))
-                places += _placed(path, len(header), weights)
             disk.fsync_file(descriptor, path)
         if progress is not None:
-            progress("export", done, len(files))
+            progress("export", done, len(shards))
     if workers is not None:
-        _have_copied(folder, places, workers, progress or silent)
-    total = sum(_size(weight) for weights in files for weight in weights)
+        _have_copied(_jobs(folder, shards), workers, progress or silent)
+    index = {weight.name: shard.path.name for shard in shards for weight in shard.weights}
+    total = sum(_size(weight) for shard in shards for weight in shard.weights)
     document = {"metadata": {"total_size": total}, "weight_map": index}
     disk.write_new(folder / INDEX, json.dumps(document, indent=2).encode())
-    return [*names, INDEX]
+    return [*(shard.path.name for shard in shards), INDEX]
 
 
 def _copy(descriptor: int, path: Path, at: int, weights: Sequence[Weight]) -> None:
@@ -163,23 +193,23 @@ def _copy(descriptor: int, path: Path, at: int, weights: Sequence[Weight]) -> No
             at += end - start
 
 
-def _placed(path: Path, at: int, weights: Sequence[Weight]) -> Iterator[Place]:
-    """What a worker copies to where."""
-    for weight in weights:
-        spans = tuple(Source(str(file.absolute()), a, b, "") for file, a, b in weight.spans)
-        yield Place(path, at, Computed("copy", "", _size(weight), (spans,)))
-        at += _size(weight)
+def _jobs(folder: Path, shards: Sequence[_Shard]) -> list[Job]:
+    """What workers copy to where."""
+    places = []
+    for path, header, weights in shards:
+        at = len(header)
+        for weight in weights:
+            spans = tuple(Source(str(file.absolute()), a, b, "") for file, a, b in weight.spans)
+            places.append(Place(path, at, Computed("copy", "", _size(weight), (spans,))))
+            at += _size(weight)
+    return job_list.of(folder, folder / "jobs", places)
 
 
-def _have_copied(
-    folder: Path, places: Sequence[Place], workers: Executor, progress: Progress
-) -> None:
-    """Have the workers fill these places, and read them back."""
-    record = folder / "jobs"
-    jobs = job_list.of(folder, record, places)
+def _have_copied(jobs: Sequence[Job], workers: Executor, progress: Progress) -> None:
+    """Have the workers do these jobs, and read back what they wrote."""
     job_list.begin(jobs)
     job_list.refuse_unlike(job_list.done(jobs, workers, progress), workers, progress)
-    disk.remove_file(record)
+    disk.remove_file(jobs[0].record)
 
 
 def _size(weight: Weight) -> int:

@@ -76,12 +76,13 @@ def test_a_surgery_with_records_in_threads_is_the_usual_one(trained: Trained) ->
     assert surgeon("scale", "weight", "--by", "0.5", *words[3:], root, "--resume")[0] == 0
 
 
-def ranks(of: int, *words: object) -> list[tuple[int, str, str]]:
+def ranks(of: int, *words: object, cwd: Path | None = None) -> list[tuple[int, str, str]]:
     """What each task of an srun ends with."""
     slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(of)}
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "ckptsurgeon", *map(str, words)],
+            cwd=cwd,
             env={
                 **os.environ, **slurm, "SLURM_PROCID": str(rank),
                 "SLURMD_NODENAME": f"n{rank}", "PYTHONPATH": str(REPO),
@@ -116,12 +117,68 @@ def test_the_tasks_of_an_srun_share_a_surgery_and_the_last_one_answers(trained: 
     assert [code for code, *_ in done] == [0, 0], done
 
 
+READ = (
+    ("verify", "--level", 3),
+    ("verify", "--level", 4),
+    ("verify", "8", "--after", 6),
+    ("doctor", "--vitals", "--against", 6),
+    ("diff", "6", "8", "--tensors"),
+)
+
+
+@pytest.mark.parametrize("words", READ, ids=lambda words: "-".join(map(str, words)))
+def test_the_tasks_of_an_srun_share_what_is_read(
+    trained: Trained, tmp_path: Path, words: tuple[object, ...]
+) -> None:
+    """The last one says what one process says; the others nothing, and no file is left."""
+    root = trained(zero=1, dtype="bf16", ranks=2)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    for more in ((), ("--json",)):
+        alone = surgeon(*words, *more, "-C", root)
+        *helpers, last = ranks(3, *words, *more, "-C", root, "--ranks-from-env", cwd=folder)
+        assert last[:2] == alone[:2], last
+        assert helpers == [(0, "", "")] * 2
+    assert " workers on " in last[2] or "--json" in more
+    assert [*folder.iterdir()] == []
+
+
+def test_a_damaged_shard_is_found_by_whoever_reads_it(trained: Trained, tmp_path: Path) -> None:
+    root = trained(zero=1, dtype="bf16", ranks=2)
+    for shard in sorted((root / "global_step8").glob("*optim*")):
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(data)
+    for level in (3, 4):
+        words = ("verify", "--level", level, "-C", root)
+        alone = surgeon(*words)
+        assert alone[0] == 4 and "has CRC" in alone[1]
+        *helpers, last = ranks(3, *words, "--ranks-from-env", cwd=tmp_path)
+        assert last[:2] == alone[:2] and helpers == [(0, "", "")] * 2
+
+
+def test_an_export_by_the_tasks_of_an_srun_is_that_of_one_process(
+    trained: Trained, tmp_path: Path
+) -> None:
+    root = trained(zero=3, dtype="fp32", ranks=2)
+    words = ("export", 8, "--shard-size", "0.0001", "-C", root)
+    assert surgeon(*words, "-o", tmp_path / "a")[0] == 0
+    *helpers, last = ranks(3, *words, "-o", tmp_path / "b", "--ranks-from-env")
+    assert last[0] == 0 and helpers == [(0, "", "")] * 2, (last, helpers)
+    assert differs(snapshot(tmp_path / "b"), snapshot(tmp_path / "a"), times=False) is None
+    assert {path.name for path in tmp_path.iterdir()} >= {"a", "b"}
+    assert not [*tmp_path.glob("b?*")]
+
+
 def test_ranks_are_refused_elsewhere_and_beside_a_scheduler() -> None:
     words = ("average", "6", "8", "--ranks-from-env")
     code, _, error = surgeon(*words)
     assert code == 2 and "--ranks-from-env is for the tasks of an srun" in error
     code, _, error = surgeon(*words, "--on", "host:8786")
     assert code == 2 and "--on and --ranks-from-env exclude each other" in error
+    for words, needs in ((("doctor",), "--vitals"), (("diff", "6", "8"), "--tensors")):
+        code, _, error = surgeon(*words, "--ranks-from-env")
+        assert code == 2 and f"--ranks-from-env belongs to {needs}" in error
 
 
 def test_the_slowest_node_is_named() -> None:
