@@ -97,6 +97,7 @@ class Watch:
         self._say(f"follows {run.root}" + (f", saved up to step {steps[-1]}" if steps else ""))
         while True:
             look_again()
+            ended: Trouble | bool | None = None
             try:
                 run = self._open()
                 self._treatment.tell_again(run)
@@ -110,7 +111,7 @@ class Watch:
                 found = None
             if found is not None:
                 goes_on = self._meet(run, found, last)
-                if not goes_on or (self._job and self._policy.acts):
+                if not goes_on or (self._job if self._policy.acts else ended is not None):
                     return False
             time.sleep(self._policy.every)
 
@@ -120,9 +121,10 @@ class Watch:
         event = self._waiting(run, OPEN)
         if event is not None:
             return self._treatment.treat(event, READY)
-        if status == 0 or not self._policy.wants(ENDED):
+        found = self._last(run) if status == 0 else _of_status(status)
+        if found is None or (found.cause == ENDED and not self._policy.wants(ENDED)):
             return False
-        return self._meet(run, _of_status(status), READY) and self._policy.acts
+        return self._meet(run, found, READY) and self._policy.acts
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -143,12 +145,8 @@ class Watch:
 
     def _troubles(self, run: Run) -> Iterable[Trouble]:
         wants, acted = self._policy.wants, _acted(run)
-        if (wants(DIVERGED) or wants(NAN)) and self._to_judge(run, acted):
-            began = time.monotonic()
-            found = trouble.of_the_loss(self._read(run))
-            self._judge_from = time.monotonic() + (SHARE - 1) * (time.monotonic() - began)
-            if found is not None and wants(found.cause):
-                yield found
+        if time.monotonic() >= self._judge_from:
+            yield from self._of_the_loss(run, acted)
         if self._surgery != next_id(run.root):
             self._rebase(run)  # somebody has operated since
         if wants(COLD) and self._base is not None:
@@ -164,11 +162,27 @@ class Watch:
             if found is not None:
                 yield found
 
-    def _to_judge(self, run: Run, acted: float) -> bool:
-        """Whether the logs have said anything since the last act, and it is not too soon."""
-        if time.monotonic() < self._judge_from:
-            return False
-        return trouble.written(self._also(run) or trouble.logs(run)) > acted
+    def _of_the_loss(self, run: Run, acted: float) -> Iterable[Trouble]:
+        """What the logs say, where they have said anything since the last act."""
+        wanted = self._policy.wants(DIVERGED) or self._policy.wants(NAN)
+        if not wanted or trouble.written(self._also(run) or trouble.logs(run)) <= acted:
+            return
+        began = time.monotonic()
+        found = trouble.of_the_loss(self._read(run))
+        self._judge_from = time.monotonic() + (SHARE - 1) * (time.monotonic() - began)
+        if found is not None and self._policy.wants(found.cause):
+            yield found
+
+    def _last(self, run: Run) -> Trouble | None:
+        """What the logs say of a trainer that has ended well: no other look follows."""
+        if _switched_off(run):
+            return None
+        try:
+            found = self._of_the_loss(run, _acted(run))
+            return next((each for each in found if not self._known(run, each)), None)
+        except (SurgeryError, OSError) as error:
+            self._say(f"can't look: {error}")
+            return None
 
     def _known(self, run: Run, found: Trouble) -> bool:
         """Whether a person was asked about it, and nobody has operated since."""
@@ -190,7 +204,7 @@ class Watch:
             return True
         if status == 0 or (status is None and (_complete(run) or _switched_off(run))):
             self._say("the trainer has ended")
-            return True
+            return self._last(run) or True
         if not self._policy.wants(ENDED):
             self._say(_of_status(status).what)
             return False

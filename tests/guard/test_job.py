@@ -8,14 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ckptsurgeon import Run
 from ckptsurgeon.guard import event as events
-from ckptsurgeon.guard.event import ASKED, READY
+from ckptsurgeon.guard.event import ASKED, READY, STARTED
 from ckptsurgeon.guard.policy import Policy
 from ckptsurgeon.guard.trainer import Process, Trainer
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.guard.conftest import Policies, own_trainer, pages, states
+from tests.support.launch import REPO
 
 
 def test_a_job_starts_again_as_often_as_the_policy_says(
@@ -31,6 +34,44 @@ def test_a_job_starts_again_as_often_as_the_policy_says(
     assert [after(9), after(9), after(9)] == [0, 0, 3]
     assert states(root) == [READY, READY, ASKED]
     assert pages(tmp_path)[0]["event"]["why"] == "2 starts brought no new step (max_restarts 2)"
+
+
+def test_a_trainer_that_ends_well_and_has_diverged_is_treated(
+    surgeon: Surgeon, diverged: Path, policy: Policies
+) -> None:
+    """It may have ended before its watch looked again. One that a person stopped is left alone."""
+    own_trainer(diverged, "pass", kill_switch="stop")
+    (diverged / "stop").write_text("a person was here")
+    rule = policy(do="apply")
+    assert surgeon("watch", rule, "--after", 0, "-C", diverged).exit_code == 3
+    assert events.read(diverged) == []
+    (diverged / "stop").unlink()
+    said = surgeon("watch", rule, "--after", 0, "-C", diverged)
+    assert said.exit_code == 0 and "0001 diverged at 20" in said.stdout, said.stdout
+    assert states(diverged) == [READY] and len(Run.open(diverged).receipts()) == 1
+    assert surgeon("watch", rule, "--after", 0, "-C", diverged).exit_code == 3, "no word since"
+
+
+@pytest.mark.parametrize("do", ["advise", "apply"])
+def test_a_watch_looks_once_more_at_what_has_ended(
+    surgeon: Surgeon, trained: Trained, policy: Policies, do: str
+) -> None:
+    """All that the trainer logs comes at its very end."""
+    root = trained()
+    for path in (root / "tensorboard").glob("*tfevents*"):
+        path.unlink()
+    losses = "[2.0 + 0.01 * (k % 7) for k in range(200)] + [9.0] * 200"
+    code = (
+        f"import pathlib, sys; sys.path.insert(0, {str(REPO)!r})\n"
+        "from tests.support.event_logs import write_log\n"
+        f"log = pathlib.Path({str(root)!r}) / 'tensorboard'\n"
+        f"if not pathlib.Path({str(root / 'was')!r}).exists(): write_log(log, {losses})\n"
+        f"pathlib.Path({str(root / 'was')!r}).touch()"
+    )
+    own_trainer(root, code)
+    said = surgeon("watch", policy(do=do), "--start", "-C", root)
+    found = [(each.cause, each.state) for each in events.read(root) if each.cause]
+    assert found == [("diverged", ASKED if do == "advise" else STARTED)], said.stdout
 
 
 def test_a_broken_promise_is_not_started_again(
