@@ -17,6 +17,8 @@ import pytest
 from tests.support.dask_workers import Dask
 from tests.support.launch import ON_CPU, REPO
 
+LONG_S = 900
+"""Seconds in which what a test waits for comes on any machine."""
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
 CONF = """\
 ClusterName=test
@@ -70,15 +72,31 @@ class Cluster:
         words = self("scontrol", "show", "job", job).split()
         return dict(word.partition("=")[::2] for word in words)
 
-    def ends(self, job: str, seconds: float = 900) -> dict[str, str]:
-        """The same once the job has ended."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+    def ends(self, job: str) -> dict[str, str]:
+        """The same once the job has ended, however long that takes while it goes on saying
+        something."""
+        state, size, since = "", -1, time.monotonic()
+        while time.monotonic() - since < LONG_S:
             shown = self.shows(job)
             if shown["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT"):
                 return shown
+            said = Path(shown["StdOut"])
+            before = state, size
+            state, size = shown["JobState"], said.stat().st_size if said.exists() else 0
+            if (state, size) != before:
+                since = time.monotonic()
             time.sleep(0.5)
-        raise AssertionError(f"job {job}: {self.shows(job)['JobState']}")
+        raise AssertionError(f"job {job}: {state}, and silent for {LONG_S} s")
+
+
+def until(found: Callable[[], object], said: Path | None = None) -> None:
+    """Wait for something. It fails with what is `said`."""
+    end = time.monotonic() + LONG_S
+    while not found():
+        if time.monotonic() > end:
+            text = said.read_text() if said is not None and said.exists() else "nothing was said"
+            raise AssertionError(f"it did not come: {text}")
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +152,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def _until_idle(cluster: Cluster, folder: Path) -> None:
-    for _ in range(60):
+    for _ in range(600):
         with suppress(AssertionError):
             if cluster("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2":
                 return

@@ -1,5 +1,5 @@
-"""Of a worker that loads this: each of its jobs of a surgery says who does it, in $JOBS, and takes
-$SECONDS more."""
+"""Of a worker that loads this: each of its jobs of a surgery says who does it, in $JOBS, waits for
+the file $UNTIL, where one is named, and takes $SECONDS more."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ def slow(whole: Any) -> Any:
 
     def job(*given: Any, **named: Any) -> Any:
         (Path(os.environ["JOBS"]) / str(os.getpid())).touch()
+        while "UNTIL" in os.environ and not Path(os.environ["UNTIL"]).exists():
+            time.sleep(0.05)
         made = whole(*given, **named)
         time.sleep(float(os.environ["SECONDS"]))
         return made

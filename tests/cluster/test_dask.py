@@ -36,6 +36,7 @@ def test_so_many_workers_say_what_one_process_says(
     root = trained(ranks=2)
     for _ in range(count):
         dask.add()
+    dask.wait()
     for words in WORDS:
         alone = surgeon(*words, "--json", "-C", root)
         assert surgeon(*words, "--json", "-C", root, "--on", dask.file) == alone
@@ -53,10 +54,11 @@ def test_workers_that_die_cost_the_jobs_that_they_had(
         jobs.mkdir()
         for _ in range(2):
             dask.add("--preload", SLOW, JOBS=str(jobs))
+        dask.wait()
         victims: list[int] = []
 
         def kill() -> None:
-            for _ in range(600):
+            for _ in range(12000):
                 if found := [*jobs.iterdir()]:  # noqa: B023
                     victims.append(int(found[0].name))  # noqa: B023
                     os.kill(victims[0], signal.SIGKILL)  # noqa: B023
@@ -79,6 +81,7 @@ def test_without_any_worker_left_it_fails_and_says_so(
 ) -> None:
     root = trained()
     dask.add("--preload", SLOW, JOBS=str(tmp_path))
+    dask.wait()
 
     def kill() -> None:
         while not [*tmp_path.glob("[0-9]*")]:
@@ -105,6 +108,7 @@ def test_a_worker_of_another_version_is_refused(
     subprocess.run(["cp", "-r", REPO / "ckptsurgeon", older], check=True)
     (older / "version.py").write_text('VERSION = "0.9"\n')
     dask.add(PYTHONPATH=os.pathsep.join([str(tmp_path), path()]))
+    dask.wait()
     code, _, error = surgeon("verify", "--level", 3, "-C", root, "--on", dask.file)
     assert code == 2 and "has 0.9; ckptsurgeon is" in error, error
     assert "next: pip install ckptsurgeon==" in error

@@ -38,6 +38,7 @@ def operate(root: Path, dask: Dask | None) -> None:
     if dask is None:
         surgery.apply(run, made)
         return
+    dask.wait()
     with Computed(str(dask.file)).writers(1, [root]) as who:
         surgery.apply(run, made, workers=who)
 

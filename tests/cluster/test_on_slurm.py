@@ -9,14 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ckptsurgeon import Run, surgery
-from tests.cluster.conftest import Cluster
+from tests.cluster.conftest import Cluster, until
 from tests.conftest import Trained
 from tests.support.launch import REPO
 from tests.support.snapshot import differs, snapshot
@@ -84,7 +82,8 @@ def shared(nodes: Cluster, folder: Path, root: Path, *more: str, end_all: int) -
 
 
 def slow(nodes: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The tasks have many jobs, take their time and say who works, in the folder that this is."""
+    """The tasks have many jobs and say who works, in the folder that this is. No first job ends
+    before the file `go` is there."""
     jobs = folder / "jobs"
     jobs.mkdir()
     (folder / "sitecustomize.py").write_text(
@@ -95,17 +94,10 @@ def slow(nodes: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "    import tests.cluster.slow_writes\n"
     )
     path = os.pathsep.join([str(folder), nodes.environment["PYTHONPATH"]])
-    for name, text in (("PYTHONPATH", path), ("JOBS", str(jobs)), ("SECONDS", "0.1")):
+    given = {"PYTHONPATH": path, "JOBS": str(jobs), "SECONDS": "0", "UNTIL": str(folder / "go")}
+    for name, text in given.items():
         monkeypatch.setitem(nodes.environment, name, text)
     return jobs
-
-
-def until(found: Callable[[], object], said: Path) -> None:
-    for _ in range(2400):
-        if found():
-            return
-        time.sleep(0.05)
-    raise AssertionError(said.read_text() if said.exists() else "no job has begun")
 
 
 def rank_of(process: int) -> int:
@@ -127,6 +119,7 @@ def test_tasks_without_dask_share_a_surgery_and_one_of_them_is_killed(
     until(lambda: len([*jobs.iterdir()]) == 4, said)
     victim = next(int(each.name) for each in jobs.iterdir() if rank_of(int(each.name)) == 1)
     os.kill(victim, signal.SIGKILL)
+    (tmp_path / "go").touch()
     assert cluster.ends(job)["JobState"] == "FAILED", "as one of its tasks"
     if end_all:
         assert Run.open(root).committed() is False, said.read_text()
@@ -161,17 +154,15 @@ def test_a_requeued_job_goes_on_where_it_was(
         "    j.BATCH, j.STRETCH, j.LONG = 1 << 15, 1 << 12, 1 << 12\n"
         "    import tests.cluster.slow_writes\n"
     )
-    nodes.environment |= {
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), nodes.environment["PYTHONPATH"]]),
-        "JOBS": str(tmp_path / "jobs"), "SECONDS": "0.1",
-    }  # fmt: skip
+    path = os.pathsep.join([str(tmp_path), nodes.environment["PYTHONPATH"]])
+    given = {"PYTHONPATH": path, "JOBS": str(tmp_path / "jobs"), "SECONDS": "0.1"}
+    for name, text in given.items():
+        monkeypatch.setitem(nodes.environment, name, text)
     job = submitted(nodes, tmp_path, *AVERAGE, "-C", root)
     record = root / ".ckptsurgeon/staging/0001.jobs"
-    for _ in range(1200):
-        if record.exists() and record.read_bytes().count(b'"crcs"') >= 3:
-            break
-        time.sleep(0.05)
-    assert record.exists(), (tmp_path / "job.out").read_text()
+    until(
+        lambda: record.exists() and record.read_bytes().count(b'"crcs"') >= 3, tmp_path / "job.out"
+    )
     nodes("scontrol", "requeue", job)
     ended = nodes.ends(job)
     said = (tmp_path / "job.out").read_text()

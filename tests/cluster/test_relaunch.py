@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from ckptsurgeon import Run, look
 from ckptsurgeon.files.one_look import look_again
 from ckptsurgeon.launch.relaunch import compare
-from tests.cluster.conftest import Cluster
+from tests.cluster.conftest import Cluster, until
 from tests.conftest import Trained
 from tests.support.trained_run import losses
 
@@ -26,14 +25,6 @@ Jobs = Callable[..., str]
 def saved(root: Path) -> int:
     look_again()
     return max(Run.open(root).steps())
-
-
-def until(found: Callable[[], object], said: Path) -> None:
-    for _ in range(1200):
-        if found():
-            return
-        time.sleep(0.1)
-    raise AssertionError(said.read_text() if said.exists() else "no job has begun")
 
 
 def test_a_job_that_is_preempted_saves_and_goes_on(

@@ -20,7 +20,7 @@ from ckptsurgeon.files.one_look import look_again
 from ckptsurgeon.guard import event as events
 from ckptsurgeon.guard.event import ASKED, READY
 from ckptsurgeon.look.ready import ready
-from tests.cluster.conftest import Cluster
+from tests.cluster.conftest import Cluster, until
 from tests.support.launch import REPO, launch
 
 pytestmark = pytest.mark.cluster
@@ -32,10 +32,12 @@ Jobs = Callable[..., str]
 def diverged(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     """A run of two ranks that has met bad data."""
     root = tmp_path_factory.mktemp("diverged") / "run"
+    began = time.monotonic()
     launch(
         "--config=train/configs/poison.yaml", "--from-scratch", f"save={root}", f"data={corpus}",
         "log_interval=100", "save_interval=100", "poison=[300,400]", "train_iters=410", ranks=2,
     )  # fmt: skip
+    root.with_name("minutes").write_text(str((time.monotonic() - began) / 60))
     return root
 
 
@@ -66,14 +68,6 @@ def policy(tmp_path: Path, **keys: object) -> Path:
 def saved(root: Path) -> int:
     look_again()
     return max(Run.open(root).steps())
-
-
-def until(found: Callable[[], object]) -> None:
-    for _ in range(1200):
-        if found():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it did not come")
 
 
 def test_a_job_on_two_nodes_heals_and_ends_well(
@@ -157,10 +151,12 @@ def test_a_torn_save_is_passed_over(
         policy(tmp_path, on=["ended"], every=5),
     )
     until(lambda: saved(root) >= 600)
-    os.kill(int(json.loads((root / "trainer.pid").read_text())["pid"]), signal.SIGKILL)
+    trainer = int(json.loads((root / "trainer.pid").read_text())["pid"])
+    os.kill(trainer, signal.SIGSTOP)
     step = Run.open(root).latest()
     shard = max((root / f"global_step{step}").glob("*"), key=lambda path: path.stat().st_size)
     os.truncate(shard, 100)
+    os.kill(trainer, signal.SIGKILL)
     shown = cluster.ends(number)
     said = (tmp_path / "job.out").read_text()
     assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), said
@@ -171,9 +167,11 @@ def test_a_torn_save_is_passed_over(
 def test_a_rank_that_hangs_on_another_node_is_ended_and_starts_again(
     cluster: Cluster, job: Jobs, diverged: Path, tmp_path: Path
 ) -> None:
-    """srun alone can end what runs there."""
+    """srun alone can end what runs there. What takes twice as long as a whole training is no
+    start."""
     root = copy(diverged, tmp_path, 1500)
-    rule = policy(tmp_path, on=["hung", "ended"], hung=0.15, stop_within=5)
+    whole = float(diverged.with_name("minutes").read_text())
+    rule = policy(tmp_path, on=["hung", "ended"], hung=2 * whole, stop_within=5)
     number = job(root, "--nodes", 2, "--watch", rule)
     until(lambda: saved(root) >= 600)
     os.kill(int(json.loads((root / "trainer.pid").read_text())["pid"]), signal.SIGSTOP)

@@ -24,7 +24,7 @@ class Dask:
         self.file = folder / "scheduler.json"
         self._folder = folder
         self._started = [self._start("scheduler", "--port", 0, "--no-dashboard")]
-        for _ in range(600):
+        for _ in range(6000):
             if self.file.exists():
                 break
             time.sleep(0.05)
@@ -38,11 +38,12 @@ class Dask:
         self._started.append(worker)
 
     def wait(self) -> None:
-        """Until each of its workers takes jobs."""
+        """Until each of its workers that lives takes jobs."""
         from distributed import Client
 
         with Client(scheduler_file=str(self.file), set_as_default=False) as client:
-            client.wait_for_workers(len(self.workers), timeout=120)
+            alive = sum(worker.poll() is None for worker in self.workers)
+            client.wait_for_workers(alive, timeout=600)
 
     def _start(self, *words: object, limit: int = 0, **environment: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "distributed.cli.dask_" + str(words[0]), *words[1:]]
@@ -85,7 +86,7 @@ class Slow:
         self._until(lambda: worker in self.busy())
 
     def _until(self, found: Callable[[], object]) -> None:
-        for _ in range(1200):
+        for _ in range(12000):
             if found():
                 return
             time.sleep(0.05)
@@ -116,6 +117,6 @@ def surgeon(*words: object) -> tuple[int, str, str]:
     done = subprocess.run(
         [sys.executable, "-m", "ckptsurgeon", *map(str, words)],
         cwd=REPO, env={**os.environ, "PYTHONPATH": path()}, capture_output=True, text=True,
-        check=False, timeout=200,
+        check=False, timeout=900,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
