@@ -111,7 +111,10 @@ def script(ctx: typer.Context, options: Sequence[str]) -> str:
     words = _without(TYPED.get().words, "--sbatch")
     shared = RANKS in words
     if not shared and f"--on={SLURM}" not in words and ("--on", SLURM) not in pairwise(words):
-        raise UsageError("--sbatch belongs to --on slurm", next=again("--on", SLURM))
+        raise UsageError(
+            f"--sbatch belongs to --on slurm, or to {RANKS}",
+            next=(again("--on", SLURM, why="with Dask"), again(RANKS, why="without it")),
+        )
     refuse_odd(options)
     known = {name for parameter in ctx.command.params for name in parameter.opts}
     given = {option.partition("=")[0] for option in options}

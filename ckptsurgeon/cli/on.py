@@ -86,7 +86,10 @@ class Cluster:
         if self.on is not None:
             raise UsageError(
                 "--on and --ranks-from-env exclude each other",
-                next=again(without=["--ranks-from-env"]),
+                next=(
+                    again(without=["--ranks-from-env"], why="with Dask"),
+                    again(without=["--on", self.on], why="without it"),
+                ),
             )
         mine = ranks()
         return None if mine.last else mine

@@ -54,7 +54,7 @@ def test_a_script_for_tasks_without_dask_ends_all_with_one(tmp_path: Path) -> No
 
 def test_what_belongs_to_an_srun_is_refused_elsewhere() -> None:
     code, _, error = surgeon("average", "6", "8", "--sbatch", "ntasks=8")
-    assert code == 2 and "--sbatch belongs to --on slurm" in error
+    assert code == 2 and "--sbatch belongs to --on slurm, or to --ranks-from-env" in error
     code, _, error = surgeon("average", "6", "8", "--on", "slurm", "--sbatch", "wrap=a b")
     assert code == 2 and "is not a plain sbatch option" in error
     pytest.importorskip("dask_jobqueue")
@@ -176,6 +176,7 @@ def test_ranks_are_refused_elsewhere_and_beside_a_scheduler() -> None:
     assert code == 2 and "--ranks-from-env is for the tasks of an srun" in error
     code, _, error = surgeon(*words, "--on", "host:8786")
     assert code == 2 and "--on and --ranks-from-env exclude each other" in error
+    assert "average 6 8 --ranks-from-env    without it" in error
     for words, needs in ((("doctor",), "--vitals"), (("diff", "6", "8"), "--tensors")):
         code, _, error = surgeon(*words, "--ranks-from-env")
         assert code == 2 and f"--ranks-from-env belongs to {needs}" in error
