@@ -112,7 +112,7 @@ class Cluster:
         if self.on is None:
             yield jobs or mount.threads(folders[0])
             return
-        with self._dask(folders, progress) as workers:
+        with self._dask(self.on, folders, progress) as workers:
             yield workers
 
     @contextmanager
@@ -126,7 +126,7 @@ class Cluster:
         elif self.on is None:
             yield None
         else:
-            with self._dask(folders, progress) as workers:
+            with self._dask(self.on, folders, progress) as workers:
                 yield workers
 
     @contextmanager
@@ -142,10 +142,12 @@ class Cluster:
             raise typer.Exit
 
     @contextmanager
-    def _dask(self, folders: Sequence[Path], progress: Progress | None) -> Iterator[Executor]:
+    def _dask(
+        self, on: str, folders: Sequence[Path], progress: Progress | None
+    ) -> Iterator[Executor]:
         from ckptsurgeon.cli.dask_workers import connected
 
-        with connected(self.on, folders) as cluster:
+        with connected(on, folders) as cluster:
             _shown(cluster.tally, progress)
             yield cluster
 

@@ -45,7 +45,7 @@ def at_once(*calls: Callable[[], list[int]]) -> list[BaseException | list[int]]:
 
 def test_each_rank_has_what_all_have_read(tmp_path: Path) -> None:
     files = [str(number) * number for number in range(1, 9)]
-    said = at_once(*(lambda rank=rank: read(tmp_path, rank, 3, *files) for rank in range(3)))  # type: ignore[misc]
+    said = at_once(*(lambda rank=rank: read(tmp_path, rank, 3, *files) for rank in range(3)))
     assert said == [list(range(1, 9))] * 3
     assert not [*tmp_path.iterdir()]
 
