@@ -1,4 +1,4 @@
-"""-C s3://BUCKET/PREFIX: a command that only looks reads the run there through a mirror."""
+"""-C s3://BUCKET/PREFIX: a command reads the run there through a mirror, and writes objects."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from ckptsurgeon.report import terminal
 @contextmanager
 def at_hand(common: Common, name: str, given: Mapping[str, Any]) -> Iterator[Common]:
     """The options with a folder in place of an address. Whatever names the folder is printed as the
-    address. Raises UsageError for a command that needs more than to read, before anything is
-    fetched."""
+    address. Raises UsageError for what is not possible there, before anything is fetched."""
     _refuse_elsewhere(common, given)
     address = Address.of(common.run_dir)
     if address is None:
@@ -35,6 +34,14 @@ def at_hand(common: Common, name: str, given: Mapping[str, Any]) -> Iterator[Com
         raise UsageError(
             "--on is not possible in a bucket yet: its workers have no mirror",
             next=again(without=["--on", on], why="reads with threads of this process"),
+        )
+    if any(getattr(each, "relaunch", False) for each in given.values()):
+        raise UsageError(
+            "--relaunch is not possible in a bucket: the trainer reads the run elsewhere",
+            next=(
+                again(without=["--relaunch"], why="edits the run"),
+                "start the trainer there, and give its output to `ckptsurgeon verify --log`",
+            ),
         )
     from ckptsurgeon.remote.mirror import mirrored
 

@@ -21,6 +21,7 @@ from ckptsurgeon.plans.edits import (
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.plans.queries import Queries
+from ckptsurgeon.remote import reads
 from ckptsurgeon.report.changes import changes
 from ckptsurgeon.report.edits import edits
 from ckptsurgeon.report.style import (
@@ -152,21 +153,23 @@ def _reach(promise: Promise, name: str, item: str) -> str:
 
 
 def cost(edits: Sequence[Edit]) -> str:
-    """Bytes that will be written, and how many shards are copied for it: an append copies none."""
-    written, copied = 0, set()
+    """Bytes that will be written, and how many shards are copied for it: an append copies none. In
+    a bucket, zeros are sent as well."""
+    written, copied, sent = 0, set(), reads.current() is not None
     for edit in edits:
         if isinstance(edit, Append):
-            written += sum(end - start for start, end in edit.runs)
+            runs = [(edit.old_size, edit.new_size)] if sent else edit.runs
+            written += sum(end - start for start, end in runs)
         elif isinstance(edit, (Move, Replace)) and isinstance(edit.content, Content):
             pieces = edit.content.pieces
-            written += sum(length(piece) for piece in pieces if not isinstance(piece, Hole))
+            written += sum(length(each) for each in pieces if sent or not isinstance(each, Hole))
             file = edit.file if isinstance(edit, Replace) else edit.like
             if file is not None and file.endswith(SHARDS) and pieces:
                 copied.add(file)  # once, though it is first emptied where two must agree
         elif isinstance(edit, Replace) and isinstance(edit.content, Queries):
             written += edit.content.size
     shards = f"{count(len(copied), 'shard')} copied" if copied else "no shard copied"
-    return f"{size(written)} written, {shards}"
+    return f"{size(written)} {'sent' if sent else 'written'}, {shards}"
 
 
 RELAUNCH = command("relaunch")

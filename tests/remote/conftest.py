@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ckptsurgeon.cli import app
+from tests.remote.proxy import Proxy, proxy
 from tests.remote.servers import KEY, SECRET, SERVERS, client
 
 PLAIN = {"NO_COLOR": None, "FORCE_COLOR": None, "CKPTSURGEON_RUN": None, "COLUMNS": "100"}
@@ -42,6 +43,15 @@ def store(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     for item in [item for page in pages for item in page.get("Contents", ())]:
         made.delete_object(Bucket="bucket", Key=item["Key"])
     return made
+
+
+@pytest.fixture
+def between(store: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy that clients take for the server; they try again at once."""
+    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _: None)
+    with proxy(server) as made:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", made.address)
+        yield made
 
 
 @pytest.fixture

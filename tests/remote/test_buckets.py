@@ -13,7 +13,7 @@ import pytest
 
 from bench import layout
 from ckptsurgeon import surgery
-from ckptsurgeon.cli.commands import IN_BUCKETS
+from ckptsurgeon.cli.commands import LOOKS_IN_BUCKETS
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.remote.store import CONNECTIONS
 from ckptsurgeon.run.run import Run
@@ -125,7 +125,7 @@ def test_a_look_needs_no_more_than_the_policy_of_the_docs(
     upload(store, run, "run")
     with proxy(server) as between, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", between.address)
-        for words in (*([name] for name in IN_BUCKETS if name not in ("diff", "report")),
+        for words in (*([name] for name in LOOKS_IN_BUCKETS if name not in ("diff", "report")),
                       ["verify", "--level", "4"], ["diff", "4", "8"],
                       ["report", "-o", tmp_path / "x.svg"]):  # fmt: skip
             assert look(*words, "-C", "s3://bucket/run").exit_code in (0, 3, 4), words

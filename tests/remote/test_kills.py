@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,12 @@ import pytest
 from tests.remote import buckets
 from tests.remote.buckets import RUN, fill, killed_at, left_over, long_run, objects
 from tests.remote.conftest import Look
-from tests.remote.proxy import Proxy, proxy
+from tests.remote.proxy import Proxy
 
 pytestmark = [pytest.mark.remote, pytest.mark.slow]
 STRIDE = 7
 """A command is killed at one request of so many; which one is the first depends on the command."""
 COMMANDS = (["rollback", "--to", "4"], ["truncate-logs", "--after", "6", "--keep-tb", "cut"])
-
-
-@pytest.fixture(autouse=True)
-def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line refuses them by name yet."""
-    names = (*(words[0] for words in COMMANDS), "undo", "recover", "verify")
-    monkeypatch.setattr("ckptsurgeon.cli.bucket.IN_BUCKETS", names)
-
-
-@pytest.fixture
-def between(store: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy that clients take for the server."""
-    with proxy(server) as made:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", made.address)
-        yield made
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])

@@ -25,13 +25,6 @@ WORDS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line refuses them by name yet."""
-    names = (*(words[0] for words in WORDS), "repair-latest", "undo", "redo", "verify")
-    monkeypatch.setattr("ckptsurgeon.cli.bucket.IN_BUCKETS", names)
-
-
 def there(store: Any) -> dict[str, bytes]:
     """The bytes of each object, but of a note, which says when it was written."""
     found = objects(store)

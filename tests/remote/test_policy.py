@@ -13,7 +13,7 @@ import pytest
 
 from tests.remote.buckets import fill, killed_at, left_over, long_run
 from tests.remote.conftest import Look
-from tests.remote.proxy import Proxy, Request, proxy
+from tests.remote.proxy import Proxy, Request
 from tests.support.launch import REPO
 
 pytestmark = pytest.mark.remote
@@ -76,20 +76,6 @@ def used(requests: Iterable[Request]) -> set[Need]:
 
 def fits(resource: str, pattern: str) -> bool:
     return fnmatchcase(resource, pattern)
-
-
-@pytest.fixture(autouse=True)
-def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line refuses them by name yet."""
-    monkeypatch.setattr("ckptsurgeon.cli.bucket.IN_BUCKETS", ("set-lr", "undo", "recover"))
-
-
-@pytest.fixture
-def between(store: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy that clients take for the server."""
-    with proxy(server) as made:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", made.address)
-        yield made
 
 
 def test_a_surgery_asks_for_what_the_policy_grants(

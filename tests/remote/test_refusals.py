@@ -7,7 +7,13 @@ import sys
 
 import pytest
 
-from ckptsurgeon.cli.commands import IN_BUCKETS, commands, examples
+from ckptsurgeon.cli.commands import (
+    EDITS_IN_BUCKETS,
+    IN_BUCKETS,
+    LOOKS_IN_BUCKETS,
+    commands,
+    examples,
+)
 from tests.remote.conftest import Look
 
 OTHERS = [name for name in commands() if name not in IN_BUCKETS]
@@ -20,7 +26,7 @@ def _nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_command_that_may_write_is_refused(name: str, look: Look) -> None:
+def test_another_command_is_refused(name: str, look: Look) -> None:
     for example in examples(commands()[name].function()):
         words = shlex.split(example)
         own = words[words.index("ckptsurgeon") + 1 :]
@@ -33,9 +39,16 @@ def test_a_command_that_may_write_is_refused(name: str, look: Look) -> None:
         assert "the run is exactly as it was" in found.stderr and not found.stdout
 
 
-def test_what_may_be_in_a_bucket_never_writes() -> None:
-    rows = [commands()[name] for name in IN_BUCKETS]
+def test_what_only_looks_never_writes() -> None:
+    rows = [commands()[name] for name in LOOKS_IN_BUCKETS]
     assert rows and not [row.name for row in rows if row.changes]
+    assert all(commands()[name].changes for name in EDITS_IN_BUCKETS)
+
+
+def test_a_trainer_is_not_started(look: Look) -> None:
+    found = look("set-lr", "3e-5", "--yes", "--relaunch", "-C", "s3://bucket/run")
+    assert found.exit_code == 2 and "the trainer reads the run elsewhere" in found.stderr
+    assert "next: ckptsurgeon set-lr 3e-5 --yes -C s3://bucket/run" in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from tests.remote import buckets
 from tests.remote.buckets import RUN, fill, killed_at, left_over, long_run, objects
 from tests.remote.conftest import Look
-from tests.remote.proxy import Proxy, proxy
+from tests.remote.proxy import Proxy
 
 pytestmark = pytest.mark.remote
 SET = ["set-lr", "3e-5", "--yes", "-C", RUN]
@@ -20,21 +19,6 @@ UNDO = ["undo", "--yes", "-C", RUN]
 
 STRIDE = 5
 """A command is killed at one request of so many: all of them take 8 minutes on one server."""
-
-
-@pytest.fixture(autouse=True)
-def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line refuses them by name until more of a bad server is proven."""
-    allowed = ("set-lr", "undo", "recover", "verify")
-    monkeypatch.setattr("ckptsurgeon.cli.bucket.IN_BUCKETS", allowed)
-
-
-@pytest.fixture
-def between(store: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy that clients take for the server."""
-    with proxy(server) as made:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", made.address)
-        yield made
 
 
 def test_set_and_undo(store: Any, look: Look, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import pytest
 
 from ckptsurgeon.remote import store as remote_store
 from tests.remote import buckets
-from tests.remote.buckets import RUN, apart, fill, left_over, long_run, objects
+from tests.remote.buckets import RUN, apart, fill, killed_at, left_over, long_run, objects
 from tests.remote.conftest import Look
-from tests.remote.proxy import OF_WRITES, Proxy, Request, proxy
+from tests.remote.proxy import OF_WRITES, Proxy, Request
 
 pytestmark = pytest.mark.remote
 SET = ["set-lr", "3e-5", "--yes", "-C", RUN]
@@ -23,22 +23,6 @@ UNDO = ["undo", "--yes", "-C", RUN]
 SHARD = "checkpoint-8/optimizer.pt"
 STRIDE = 4
 """A request of so many has a fault; which one is the first depends on the fault."""
-
-
-@pytest.fixture(autouse=True)
-def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line refuses them by name until more of a bad server is proven."""
-    allowed = ("set-lr", "undo", "recover", "verify", "show")
-    monkeypatch.setattr("ckptsurgeon.cli.bucket.IN_BUCKETS", allowed)
-
-
-@pytest.fixture
-def between(store: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy that clients take for the server; they try again at once."""
-    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _: None)
-    with proxy(server) as made:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", made.address)
-        yield made
 
 
 @pytest.fixture
@@ -144,6 +128,32 @@ def test_a_bucket_that_may_not_be_written(
         key: store.head_object(Bucket="bucket", Key=key)["ETag"] for key in buckets.keys(store)
     }
     assert before == after and left_over(store) == []
+
+
+def test_a_recovery_that_is_done_is_not_called_interrupted(
+    store: Any, between: Proxy, look: Look, anew: Callable[[bool], None]
+) -> None:
+    """Where nothing answers after its last write."""
+    anew(False)
+    assert look(*SET).exit_code == 0
+    after = objects(store)
+    puts = [each for each in between.seen if each.method == "PUT"]
+    commit = next(each.number for each in puts if each.path.endswith("/journal"))
+
+    def cut_off() -> None:
+        anew(False)
+        assert killed_at(between, commit, look, SET, done=True) == -9
+        between.clear()
+
+    cut_off()
+    assert look("recover", "-C", RUN).exit_code == 0
+    last = len(between.seen) - 1
+    cut_off()
+    between.fault = lambda request: "500" if request.number >= last else None
+    code, said = apart(look, ["recover", "-C", RUN])
+    between.fault = lambda request: None
+    assert code == 4 and "is in force, and the run can't be read back" in said, said
+    assert objects(store) == after and left_over(store) == []
 
 
 def keeps_conditions(store: Any) -> bool:

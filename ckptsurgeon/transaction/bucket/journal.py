@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
-from ckptsurgeon.hints import again
+from ckptsurgeon.hints import again, command
 from ckptsurgeon.plans.edits import (
     Append,
     Checksum,
@@ -313,13 +313,14 @@ def _finish(
 def recover(place: Place, *, logs: Sequence[Path] | None) -> Recovery:
     """Finish a surgery that was cut off after its commit point; take back one cut off before.
 
-    Raises SurgeryError while another surgery is under way, and InterruptedSurgery when it is cut
-    off itself: then it can be called again."""
+    Raises SurgeryError while another surgery is under way, InterruptedSurgery when it is cut off
+    itself: then it can be called again; and VerificationFailed or SurgeryError when that is done
+    and the run can't be read back."""
     title = journal.interrupted(place.root)
     if title is None and not _is_there(place, lease.NAME):
         return Recovery("nothing")
     journal.waiting(place.root, logs)
-    held = False
+    held, done = False, None
     try:
         with lease.hold(place, f"recover: {title or 'nothing'}"):
             held = True
@@ -332,7 +333,20 @@ def recover(place: Place, *, logs: Sequence[Path] | None) -> Recovery:
     except (OSError, SurgeryError, KeyboardInterrupt) as error:
         if isinstance(error, SurgeryError) and not held:
             raise
+        if done is not None:
+            raise _unread(done, error) from error
         raise journal.cut_short(title or "recover", error) from error
+
+
+def _unread(done: Recovery, error: BaseException) -> SurgeryError:
+    """What is said where a recovery is done and nothing could be read after it."""
+    why = error if isinstance(error, Exception) else OSError("stopped by Ctrl-C")
+    if done.receipt is not None:
+        return receipts.unread(done.receipt, why)
+    return SurgeryError(
+        f"the surgery “{done.title}” was taken back, and the run can't be read back: {why}",
+        next=command("verify", why="reads it again"),
+    )
 
 
 def _recover(place: Place, logs: Sequence[Path] | None) -> Recovery:
