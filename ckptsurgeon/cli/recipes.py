@@ -213,12 +213,17 @@ def recover(*, common: Common) -> None:
         common.answer(lambda: text, lambda: document)
         return
     done = surgery.recover(run)
-    receipt = next((each for each in run.receipts() if each.id == done.receipt), None)
-    taken_back = None if receipt is None else back(run, receipt)
-    common.report(
-        lambda: report.recovery(done, common.style, receipt, taken_back),
-        lambda: report.recovery_json(done, receipt),
-    )
+    try:
+        receipt = next((each for each in run.receipts() if each.id == done.receipt), None)
+        taken_back = None if receipt is None else back(run, receipt)
+        common.report(
+            lambda: report.recovery(done, common.style, receipt, taken_back),
+            lambda: report.recovery_json(done, receipt),
+        )
+    except (SurgeryError, OSError) as error:
+        if done.outcome == "nothing":
+            raise
+        raise done.unread(error) from error
 
 
 def read_plan(path: Path) -> Plan:

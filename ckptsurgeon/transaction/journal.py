@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Edit, Tail
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.progress import Progress, silent
@@ -55,6 +56,16 @@ class Recovery:
     title: str | None = None
     receipt: str | None = None
     steps: tuple[Step, ...] = ()
+
+    def unread(self, error: BaseException) -> SurgeryError:
+        """What is said where nothing could be read after it."""
+        why = error if isinstance(error, Exception) else OSError("stopped by Ctrl-C")
+        if self.receipt is not None:
+            return receipts.unread(self.receipt, why)
+        return SurgeryError(
+            f"the surgery “{self.title}” was taken back, and the run can't be read back: {why}",
+            next=command("verify", why="reads it again"),
+        )
 
 
 # --- look ----------------------------------------------------------------------------------------

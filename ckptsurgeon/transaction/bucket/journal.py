@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
-from ckptsurgeon.hints import again, command
+from ckptsurgeon.hints import again
 from ckptsurgeon.plans.edits import (
     Append,
     Checksum,
@@ -334,19 +334,8 @@ def recover(place: Place, *, logs: Sequence[Path] | None) -> Recovery:
         if isinstance(error, SurgeryError) and not held:
             raise
         if done is not None:
-            raise _unread(done, error) from error
+            raise done.unread(error) from error
         raise journal.cut_short(title or "recover", error) from error
-
-
-def _unread(done: Recovery, error: BaseException) -> SurgeryError:
-    """What is said where a recovery is done and nothing could be read after it."""
-    why = error if isinstance(error, Exception) else OSError("stopped by Ctrl-C")
-    if done.receipt is not None:
-        return receipts.unread(done.receipt, why)
-    return SurgeryError(
-        f"the surgery “{done.title}” was taken back, and the run can't be read back: {why}",
-        next=command("verify", why="reads it again"),
-    )
 
 
 def _recover(place: Place, logs: Sequence[Path] | None) -> Recovery:
