@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.look.resumed.verdict import Verdict
     from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
-    from ckptsurgeon.transaction.journal import Recovery
+    from ckptsurgeon.transaction.recovery import Recovery
 
 SCHEMA = 1
 """Grows when a key changes its meaning or leaves; a new key alone does not change it."""

@@ -41,7 +41,7 @@ from ckptsurgeon.transaction.kept import CHANGED, SAME
 
 if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe
-    from ckptsurgeon.transaction.journal import Recovery
+    from ckptsurgeon.transaction.recovery import Recovery
     from ckptsurgeon.transaction.redo import Step
 
 

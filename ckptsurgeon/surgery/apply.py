@@ -17,9 +17,9 @@ from ckptsurgeon.remote import reads
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import journal, receipts, staging
 from ckptsurgeon.transaction.bucket.place import Place
-from ckptsurgeon.transaction.journal import Recovery
 from ckptsurgeon.transaction.names import edited
 from ckptsurgeon.transaction.ranks import Ranks
+from ckptsurgeon.transaction.recovery import Recovery
 from ckptsurgeon.transaction.redo import Step
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
-from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Edit, Tail
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.progress import Progress, silent
@@ -31,6 +30,7 @@ from ckptsurgeon.transaction.entry import RECOVER, Entry, read, write
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.may_change import read_only
 from ckptsurgeon.transaction.names import edited, refuse_foreign, refuse_foreign_staging
+from ckptsurgeon.transaction.recovery import Recovery
 from ckptsurgeon.transaction.redo import Step, redo
 from ckptsurgeon.transaction.worker import as_owner
 
@@ -45,27 +45,6 @@ class _By:
     workers: Executor | None
     resume: bool
     progress: Progress
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """What `recover` did: "nothing", "discarded" (before) or "finished" (after), by the edits that
-    the journal names."""
-
-    outcome: str
-    title: str | None = None
-    receipt: str | None = None
-    steps: tuple[Step, ...] = ()
-
-    def unread(self, error: BaseException) -> SurgeryError:
-        """What is said where nothing could be read after it."""
-        why = error if isinstance(error, Exception) else OSError("stopped by Ctrl-C")
-        if self.receipt is not None:
-            return receipts.unread(self.receipt, why)
-        return SurgeryError(
-            f"the surgery “{self.title}” was taken back, and the run can't be read back: {why}",
-            next=command("verify", why="reads it again"),
-        )
 
 
 # --- look ----------------------------------------------------------------------------------------

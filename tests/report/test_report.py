@@ -30,7 +30,7 @@ from ckptsurgeon.report.style import value
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.export import Export
 from ckptsurgeon.surgery.fork import Fork
-from ckptsurgeon.transaction.journal import Recovery
+from ckptsurgeon.transaction.recovery import Recovery
 from tests.support.promise import PROMISE
 
 LOOK = report.Style(width=100)

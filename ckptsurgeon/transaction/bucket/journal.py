@@ -46,7 +46,7 @@ from ckptsurgeon.transaction.bucket.place import Place, at_once
 from ckptsurgeon.transaction.bucket.redo import Ready, appended, cut, redo
 from ckptsurgeon.transaction.entry import INTENT, Entry
 from ckptsurgeon.transaction.home import HOME
-from ckptsurgeon.transaction.journal import Recovery
+from ckptsurgeon.transaction.recovery import Recovery
 
 JOURNAL = f"{HOME}/journal"
 WRITTEN = 1 << 30

@@ -1,0 +1,31 @@
+"""What `recover` did with a surgery that was cut off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.hints import command
+from ckptsurgeon.transaction import receipts
+from ckptsurgeon.transaction.redo import Step
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What `recover` did: "nothing", "discarded" (before) or "finished" (after), by the edits that
+    the journal names."""
+
+    outcome: str
+    title: str | None = None
+    receipt: str | None = None
+    steps: tuple[Step, ...] = ()
+
+    def unread(self, error: BaseException) -> SurgeryError:
+        """What is said where nothing could be read after it."""
+        why = error if isinstance(error, Exception) else OSError("stopped by Ctrl-C")
+        if self.receipt is not None:
+            return receipts.unread(self.receipt, why)
+        return SurgeryError(
+            f"the surgery “{self.title}” was taken back, and the run can't be read back: {why}",
+            next=command("verify", why="reads it again"),
+        )
