@@ -114,7 +114,7 @@ class Store:
                 if start >= end:
                     return
             except Exception as error:
-                if attempt == ATTEMPTS - 1 or not _broken_off(error):
+                if attempt == ATTEMPTS - 1 or not broken_off(error):
                     raise self.told(error, key) from None
         raise SurgeryError(
             f"s3://{self.bucket}/{key} ends at byte {start}, {end - start} before its end",
@@ -149,7 +149,7 @@ class Store:
                 f"{where}: no TLS with {self.endpoint}: its certificate can't be verified",
                 next="AWS_CA_BUNDLE=FILE names the certificates to trust",
             )
-        if isinstance(error, (known.BotoCoreError, OSError)) or _broken_off(error):
+        if isinstance(error, (known.BotoCoreError, OSError)) or broken_off(error):
             return SurgeryError(
                 f"{where}: {self.endpoint} does not answer: {name}",
                 next=again(why="once the server can be reached; AWS_ENDPOINT_URL names it"),
@@ -157,7 +157,7 @@ class Store:
         raise error
 
 
-def _broken_off(error: Exception) -> bool:
+def broken_off(error: Exception) -> bool:
     """Whether a body ended early: its rest can be asked for."""
     from botocore import exceptions as known
 

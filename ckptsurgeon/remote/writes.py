@@ -17,7 +17,7 @@ from ckptsurgeon.hints import again
 from ckptsurgeon.plans.edits import Hole
 from ckptsurgeon.remote import parts
 from ckptsurgeon.remote.parts import Part, Range, Segment
-from ckptsurgeon.remote.store import CONNECTIONS, Store
+from ckptsurgeon.remote.store import ATTEMPTS, CONNECTIONS, Store, broken_off
 
 WHOLE = 5 << 30
 """Bytes of an object that a store copies by one request, at most."""
@@ -71,13 +71,16 @@ class Writes:
     def read(self, key: str) -> tuple[bytes, Head, int] | None:
         """All bytes of a small object, and how many seconds ago it was written, by the store's own
         clock. None where there is no such object."""
-        try:
-            found = self.store.client.get_object(Bucket=self.bucket, Key=key)
-            data = found["Body"].read()
-        except Exception as error:
-            if _status(error) == 404:
-                return None
-            raise self._told(error, key) from None
+        for attempt in range(ATTEMPTS):
+            try:
+                found = self.store.client.get_object(Bucket=self.bucket, Key=key)
+                data = found["Body"].read()
+                break
+            except Exception as error:
+                if _status(error) == 404:
+                    return None
+                if attempt == ATTEMPTS - 1 or not broken_off(error):
+                    raise self._told(error, key) from None
         age = self.store.said_at(found) - found["LastModified"].timestamp()
         return data, Head(len(data), found["ETag"]), round(age)
 
