@@ -78,7 +78,7 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> 
         head = hanging(f"receipt {undone.id}   ", about, style)
         rows = [*changes(undone.changes, back=True), *rows]
     label = "  cost   "
-    lines = [*head, "", *table(rows, style), ""]
+    lines = [*head, "", *([*table(rows, style), ""] if rows else [])]
     if undone is not None:  # the changes are what the receipt says, and this is what is done
         lines += [*table(edits(plan.edits), style), ""]
     if plan.promise is not None and (values := promise(plan.promise)):
