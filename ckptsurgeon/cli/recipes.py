@@ -220,7 +220,7 @@ def recover(*, common: Common) -> None:
             lambda: report.recovery(done, common.style, receipt, taken_back),
             lambda: report.recovery_json(done, receipt),
         )
-    except (SurgeryError, OSError) as error:
+    except (SurgeryError, OSError, KeyboardInterrupt) as error:
         if done.outcome == "nothing":
             raise
         raise done.unread(error) from error
