@@ -11,7 +11,7 @@ from typing import Any
 from ckptsurgeon.cli.commands import IN_BUCKETS
 from ckptsurgeon.cli.options import Cancelled, Common
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.hints import again
+from ckptsurgeon.hints import again, command
 from ckptsurgeon.remote.address import Address
 from ckptsurgeon.report import terminal
 
@@ -40,7 +40,7 @@ def at_hand(common: Common, name: str, given: Mapping[str, Any]) -> Iterator[Com
             "--relaunch is not possible in a bucket: the trainer reads the run elsewhere",
             next=(
                 again(without=["--relaunch"], why="edits the run"),
-                "start the trainer there, and give its output to `ckptsurgeon verify --log`",
+                command("verify", "--log", "FILE", why="of a trainer that was started there"),
             ),
         )
     from ckptsurgeon.remote.mirror import mirrored

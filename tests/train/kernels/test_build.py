@@ -222,7 +222,7 @@ def test_the_grid_of_four_million_rows_can_be_launched(tmp_path: Path) -> None:
     source = tmp_path / "grid.cu"
     source.write_text(
         '#include <cstdio>\n#include "rows.cuh"\nint main() {\n'
-        "  const dim3 g = ckptsurgeon::column_grid(int64_t{1} << 22, 1000);\n"
+        "  const dim3 g = ckptsurgeon::column_grid(int64_t{1} << 22, 1000, 1);\n"
         '  std::printf("%u %u %u", g.x, g.y, g.z);\n}\n'
     )
     words = [NVCC, "-std=c++20", f"-I{source_folder() / 'cuda'}", str(source), "-o", "grid"]
@@ -230,7 +230,7 @@ def test_the_grid_of_four_million_rows_can_be_launched(tmp_path: Path) -> None:
     told = subprocess.run([tmp_path / "grid"], capture_output=True, text=True, check=True)
     x, y, z = map(int, told.stdout.split())
     assert (x < 2**31, y < 2**16, z) == (True, True, 1)
-    assert x * y == 4 * 128  # columns of 256 threads, times the strips
+    assert x * y == 4 * 256  # columns of 256 threads, times the strips
 
 
 @pytest.mark.thinned(3)
