@@ -146,7 +146,6 @@ def _built(old: Any, new: Any) -> Any:
     return made
 
 
-@lru_cache(256)
 def class_of(value: Object) -> str:
     """What made it; of a tensor that torch rebuilds, the class that torch is told."""
     found = [each for each in (value.cls, *value.args) if isinstance(each, Global)]
@@ -154,6 +153,7 @@ def class_of(value: Object) -> str:
     return repr(next(own, value.cls))
 
 
+@lru_cache(256)
 def named(module: str, name: str) -> Global:
     """One class for all files: 10,000 shards name the same ten."""
     return Global(module, name)
