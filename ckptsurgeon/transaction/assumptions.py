@@ -176,7 +176,7 @@ def check_edits(
             with _open(path, expected.get(edit.file), folders) as (descriptor, status):
                 if held is not None:
                     held.know(path, status)  # from before it is read
-                return _check_in_place(path, descriptor, edit, edit.file in kept)
+                return _check_in_place(path, descriptor, status, edit, edit.file in kept)
 
         anchors = side_by_side(check, in_place)
     side_by_side(check_flags, sorted(changed))
@@ -231,15 +231,17 @@ def hold(
     return set(files)
 
 
-def _check_in_place(path: Path, descriptor: int, edit: Append | Truncate, kept: bool) -> str:
+def _check_in_place(
+    path: Path, descriptor: int, status: os.stat_result, edit: Append | Truncate, kept: bool
+) -> str:
     """What `check_edits` returns of an open file."""
-    names = os.fstat(descriptor).st_nlink
-    if names > 1:
+    if status.st_nlink > 1:
         raise SurgeryError(
-            f"{path} has {names} names (hard links), and an edit in place changes them all",
+            f"{path} has {status.st_nlink} names (hard links), and an edit in place changes them "
+            "all",
             next=AGAIN,
         )
-    if not kept or os.fstat(descriptor).st_size != _size_before(edit):
+    if not kept or status.st_size != _size_before(edit):
         check_end(path, descriptor, edit)
     return digest_of(descriptor, anchored(edit.old_size)) if isinstance(edit, Append) else ""
 
