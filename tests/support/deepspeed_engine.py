@@ -250,15 +250,22 @@ def effective(engine: Any) -> dict[str, Any]:
 
 def gathered(root: Path, options: Options, step: int) -> State:
     """What a new engine holds of each parameter after a load, by DeepSpeed's own functions."""
+    return _whole(_loaded(root, options, step))
+
+
+def _loaded(root: Path, options: Options, step: int) -> Any:
+    engine = build(options)
+    tag = f"global_step{step}{'_universal' if engine.load_universal_checkpoint() else ''}"
+    assert engine.load_checkpoint(str(root), tag)[0] is not None
+    return engine
+
+
+def _whole(engine: Any) -> State:
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-    engine = build(options)
-    universal = engine.load_universal_checkpoint()
-    tag = f"global_step{step}{'_universal' if universal else ''}"
-    assert engine.load_checkpoint(str(root), tag)[0] is not None
-    if not universal and options.stage in (1, 2):  # else the first update would find them
-        engine.optimizer._lazy_init_hp_params_optimizer_state()
+    if not engine.load_universal_checkpoint() and engine.zero_optimization_stage() in (1, 2):
+        engine.optimizer._lazy_init_hp_params_optimizer_state()  # else only an update finds them
     held: State = {}
     for name, parameter in engine.module.named_parameters():
         kept = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
@@ -283,7 +290,8 @@ def launched(
     what: str, root: Path, options: Options, ranks: int = 2, steps: int = 6
 ) -> list[dict[str, Any]]:
     """`make` or `resume` on several ranks, with so many updates; what each rank holds, in rank
-    order."""
+    order. `gathered` loads step `steps`, makes two updates, and leaves in `held.pt` beside the run
+    what the engines together had of each parameter before."""
     words = (what, root, json.dumps(asdict(options)), steps)
     done = run_module("tests.support.deepspeed_engine", *words, ranks=ranks)
     lines = [line for line in done.stdout.splitlines() if line.startswith("HELD: ")]
@@ -298,10 +306,24 @@ def main() -> None:
     if what == "make":
         make(root, options, int(sys.argv[4]))
     else:
-        held = distributed.gather(resume(root, options, int(sys.argv[4])))
+        held = distributed.gather(_of_rank(what, root, options, int(sys.argv[4])))
         if distributed.rank() == 0:  # two ranks' lines would be mixed
             print(f"\nHELD: {json.dumps(held)}", flush=True)
     distributed.finish()
+
+
+def _of_rank(what: str, root: Path, options: Options, steps: int) -> dict[str, Any]:
+    if what == "resume":
+        return resume(root, options, steps)
+    import torch
+
+    engine = _loaded(root, options, steps)
+    held, losses = effective(engine), list[float]()
+    state = _whole(engine)
+    if os.environ["RANK"] == "0":
+        torch.save(state, root.with_name("held.pt"))
+    train(engine, 2, losses)
+    return {**held, "losses": losses}
 
 
 if __name__ == "__main__":
