@@ -152,10 +152,7 @@ def codes() -> Iterator[Line]:
     import torch
 
     try:
-        from bitsandbytes.functional import (  # type: ignore[import-not-found]
-            create_dynamic_map,
-            quantize_blockwise,
-        )
+        from bitsandbytes.functional import create_dynamic_map, quantize_blockwise
     except ImportError:
         return
     from ckptsurgeon.transaction.coding import codes_of, scales_of
