@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,8 @@ from tests.support.deepspeed_engine import Options, make, process_group
 
 AVERAGE = {"average": {"last": 2}, "tensorboard": {"note": False}}
 PRECISION = {"precision": {"to": "bf16"}, "tensorboard": {"note": False}}
-KEYS = ("single_partition_of_fp32_groups", "module")
+Reader = Callable[[list[list[int]], Path], str | None]
+"""Of a world, with what is right: what a trainer would find wrong."""
 
 
 DENSITY = [pytest.param(6, id="thin"), pytest.param(1, id="dense", marks=pytest.mark.slow)]
@@ -116,12 +118,27 @@ def test_a_transplant_of_experts_in_the_old_layout_is_before_or_after(
     _refuse_mixes(tmp_path / "run", recipe, every)
 
 
-def _refuse_mixes(original: Path, recipe: dict[str, Any], every: int) -> None:
-    """Sweep a transplant and its undo: after each kill, full disk and recovery the step that
-    `latest` names is that of before or of after."""
+@pytest.mark.parametrize("every", EVERY)
+def test_a_reset_of_experts_in_the_old_layout_is_before_or_after(
+    tmp_path: Path, every: int
+) -> None:
+    """Four expert ranks of Megatron's legacy files have all their moments or none, or one of them
+    has no file to load."""
+    from tests.support.legacy_experts import EXPERT, saved, spread
+
+    saved(tmp_path / "run", 20, spread(20, 4, 4, EXPERT))
+    recipe = {"reset": ["moments"], "tensorboard": {"note": False}}
+    _refuse_mixes(tmp_path / "run", recipe, every, _read_ranks)
+
+
+def _refuse_mixes(
+    original: Path, recipe: dict[str, Any], every: int, read: Reader | None = None
+) -> None:
+    """Sweep a surgery and its undo: after each kill, full disk and recovery the step that `latest`
+    names is that of before or of after, as `read` sees it."""
     states = [_named(original), _named(_after(original, recipe))]
     assert states[0] != states[1] and all(states)
-    apply, undo, _ = scenarios(original, recipe, partial(_read_named, states))
+    apply, undo, _ = scenarios(original, recipe, partial(read or _read_named, states))
     found = reports(
         (apply, faults, ("KILL",), (False,), every),
         (undo, faults, ("KILL",), (False,), 2 * every),
@@ -150,6 +167,16 @@ def _named(root: Path) -> list[int]:
 
 def _read_named(states: list[list[int]], world: Path) -> str | None:
     return None if _named(world / "run") in states else "latest names a step that is a mix"
+
+
+def _read_ranks(states: list[list[int]], world: Path) -> str | None:
+    """A step that lacks a file is loaded by no trainer."""
+    try:
+        found = _named(world / "run")
+    except DamagedFile:
+        return None
+    mixed = found[1] == states[0][1] and found not in states
+    return "some ranks have moments of one state, some of the other" if mixed else None
 
 
 def _after(original: Path, recipe: dict[str, Any]) -> Path:
