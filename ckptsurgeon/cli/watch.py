@@ -86,7 +86,8 @@ def watch(
     with _ended_by_sigterm():
         well = _carried_out(made, run, once, start, after, common)
     if common.as_json:
-        common.answer(str, lambda: _document(made, run, well))
+        asked = made.asks(run) if after is not None else not well
+        common.answer(str, lambda: _document(made, run, asked))
     if not well:
         raise typer.Exit(3)
 
@@ -222,11 +223,11 @@ def _carried_out(
         ) from None
 
 
-def _document(made: Watch, run: Run, well: bool) -> dict[str, object]:
+def _document(made: Watch, run: Run, asked: bool) -> dict[str, object]:
     from ckptsurgeon.guard import event
 
     return {
         "schema": SCHEMA,
-        "asked": not well,
+        "asked": asked,
         "events": [event.as_json(each, run.root) for each in made.done],
     }

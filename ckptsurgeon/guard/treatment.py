@@ -56,6 +56,7 @@ class Treatment:
         self._trainer = trainer
         self._failed: set[str] = set()
         self.done: dict[str, Event] = {}
+        self._asked: str | None = None  # the surgery that was next then
 
     def treat(self, event: Event, last: str) -> bool:
         """From where the event stands to the state `last`. False once a person is asked."""
@@ -95,6 +96,7 @@ class Treatment:
     def ask(self, run: Run, event: Event, why: str) -> Event:
         """A person is asked, and told once, also where nothing of it can be kept."""
         event = event.with_(state=ASKED, why=why)
+        self._asked = next_id(run.root)
         try:
             self.write(run, event)
         except OSError as error:
@@ -102,6 +104,10 @@ class Treatment:
             self._say(f"{event.id} can't be kept: {error}")
         self._say(f"{event.id} {why}; next: {evidence.next_command(run, event)}")
         return self._tell(run, event)
+
+    def asks(self, run: Run) -> bool:
+        """Whether a person was asked, and nobody has operated since."""
+        return self._asked == next_id(run.root)
 
     def tell_again(self, run: Run) -> None:
         """Tell a person what nobody was told yet."""

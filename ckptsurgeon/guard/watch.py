@@ -64,6 +64,10 @@ class Watch:
         """The events of this watch, as they are now."""
         return list(self._treatment.done.values())
 
+    def asks(self, run: Run) -> bool:
+        """Whether this watch asked a person, and nobody has operated since."""
+        return self._treatment.asks(run)
+
     def once(self, *, dry: bool = False) -> bool:
         """Look once and do what the policy says, or with `dry` nothing. One look can tell neither
         what a first save says nor that a trainer has ended. True where nothing new is wrong, or
@@ -83,7 +87,8 @@ class Watch:
 
     def follow(self, *, start: bool = False) -> bool:
         """Look until the trainer has ended, or a person is asked and nothing is left to look at.
-        With `start` the trainer is started first, unless it runs. True if it ended well."""
+        With `start` the trainer is started first, unless it runs. True if it ended well, and
+        nobody is asked."""
         last = STOPPED if self._job else STARTED
         run = self._open()
         waiting = self._waiting(run, OPEN if self._job else (*OPEN, READY))
@@ -103,7 +108,7 @@ class Watch:
                 self._treatment.tell_again(run)
                 ended = self._ended(run)
                 if isinstance(ended, bool):
-                    return ended
+                    return ended and not self.asks(run)
                 found = self._look(run) if ended is None else ended
                 self._saw = time.monotonic()
             except (SurgeryError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -28,7 +29,9 @@ def test_a_job_starts_again_as_often_as_the_policy_says(
     rule = policy(do="apply", max_restarts=2)
 
     def after(status: int) -> int:
-        return surgeon("watch", rule, "--after", status, "-C", root).exit_code
+        said = surgeon("watch", rule, "--after", status, "--json", "-C", root)
+        assert json.loads(said.stdout)["asked"] is (states(root)[-1:] == [ASKED])
+        return said.exit_code
 
     assert after(0) == 3 and events.read(root) == []
     assert [after(9), after(9), after(9)] == [0, 0, 3]
@@ -72,6 +75,35 @@ def test_a_watch_looks_once_more_at_what_has_ended(
     said = surgeon("watch", policy(do=do), "--start", "-C", root)
     found = [(each.cause, each.state) for each in events.read(root) if each.cause]
     assert found == [("diverged", ASKED if do == "advise" else STARTED)], said.stdout
+
+
+@pytest.mark.parametrize("operates", [False, True])
+def test_a_watch_that_asked_says_so_when_its_trainer_ends_well(
+    surgeon: Surgeon, diverged: Path, policy: Policies, operates: bool
+) -> None:
+    """Unless somebody has operated since. What was logged before its start is not judged."""
+    words = ["set", "eps=1e-6", "--yes", "-C", str(diverged)]
+    operate = [sys.executable, "-m", "ckptsurgeon", *words] if operates else ["true"]
+    asked = events.folder(diverged, "0002") / "event.json"
+    (log,) = (diverged / "tensorboard").glob("*tfevents*")  # whose writer is this process
+    log = log.rename(log.with_name(log.name.replace(f".{os.getpid()}.", ".4194305.")))
+    code = (
+        "import pathlib, subprocess, time\n"
+        f"asked, log = pathlib.Path({str(asked)!r}), pathlib.Path({str(log)!r})\n"
+        "for _ in range(4000):\n"
+        "    log.touch()\n"
+        "    if asked.exists() and 'asked' in asked.read_text(): break\n"
+        "    time.sleep(0.05)\n"
+        f"if {operates}: log.unlink()\n"  # as a person cuts what is bad
+        f"subprocess.run({operate!r}, check=True, cwd={str(REPO)!r})"
+    )
+    own_trainer(diverged, code)
+    said = surgeon("watch", policy(), "--start", "--json", "-C", diverged)
+    assert states(diverged) == [STARTED, ASKED] and "the trainer has ended" in said.stderr
+    assert said.exit_code == (0 if operates else 3), said.stderr
+    document = json.loads(said.stdout)
+    assert document["asked"] is not operates
+    assert [each["state"] for each in document["events"]] == [STARTED, ASKED]
 
 
 def test_a_broken_promise_is_not_started_again(
