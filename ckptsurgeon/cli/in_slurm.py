@@ -116,14 +116,15 @@ def script(ctx: typer.Context, options: Sequence[str]) -> str:
             next=(again("--on", SLURM, why="with Dask"), again(RANKS, why="without it")),
         )
     refuse_odd(options)
-    known = {name for parameter in ctx.command.params for name in parameter.opts}
     given = {option.partition("=")[0] for option in options}
     tasks = [] if given & {"ntasks", "ntasks-per-node", "nodes"} else [f"ntasks={ROLES + 1}"]
     lines = [f"job-name=ckptsurgeon-{ctx.info_name}", "open-mode=append", "requeue", *tasks]
     lines = [line for line in lines if line.partition("=")[0] not in given]
-    # A job has no terminal to confirm on, and does not begin anew what it was requeued in.
+    # A job has no terminal to confirm on, and does not begin anew what it was requeued in. What
+    # does not compute only reads or exports: it asks nobody, and begins anew.
+    computes = any("--resume" in parameter.opts for parameter in ctx.command.params)
     wanted = ("--resume",) if "-y" in words else ("--yes", "--resume")
-    more = [option for option in wanted if option in known and option not in words]
+    more = [option for option in wanted if computes and option not in words]
     # Without a scheduler nobody would tell the others that the last one has ended.
     srun = ["srun", *["--kill-on-bad-exit=1"] * shared, "ckptsurgeon", *words, *more]
     return "\n".join(

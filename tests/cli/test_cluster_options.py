@@ -40,7 +40,7 @@ def test_a_script_repeats_the_command_and_resumes(tmp_path: Path) -> None:
     assert not any("ntasks" in line for line in lines)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     code, script, _ = surgeon("verify", "--level", "4", "--on=slurm", "--sbatch", "ntasks=8")
-    assert script.rstrip().endswith("exec srun ckptsurgeon verify --level 4 --on=slurm --yes")
+    assert script.rstrip().endswith("exec srun ckptsurgeon verify --level 4 --on=slurm")
 
 
 def test_a_script_for_tasks_without_dask_ends_all_with_one(tmp_path: Path) -> None:
