@@ -194,6 +194,8 @@ def _inspected(
     total = len(shards) + sum(1 for _ in inside()) if progress is not None else 0
     waiting = chain(shards, (Shard(blob.file, blob) for blob in inside()))
     done = 0
+    if progress is not None:
+        progress("verify", done, total)
     few = level < CRC and len([*islice(chain(shards, inside()), FEW + 1)]) <= FEW
     with at_work(1 if few and isinstance(jobs, int) else jobs, BATCH) as mapped:
         while batch := list(islice(waiting, BATCH)):

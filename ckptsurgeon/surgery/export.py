@@ -167,6 +167,8 @@ def _write(
     workers: Executor | None,
     progress: Progress | None,
 ) -> list[str]:
+    tell = progress or silent
+    tell("export", 0, len(shards))
     for done, (path, header, weights) in enumerate(shards, 1):
         with disk.created(path) as descriptor:
             disk.write_at(descriptor, path, 0, header)
@@ -175,10 +177,9 @@ def _write(
             else:
                 disk.truncate(descriptor, path, len(header) + sum(map(_size, weights)))
             disk.fsync_file(descriptor, path)
-        if progress is not None:
-            progress("export", done, len(shards))
+        tell("export", done, len(shards))
     if workers is not None:
-        _have_copied(_jobs(folder, shards), workers, progress or silent)
+        _have_copied(_jobs(folder, shards), workers, tell)
     index = {weight.name: shard.path.name for shard in shards for weight in shard.weights}
     total = sum(_size(weight) for shard in shards for weight in shard.weights)
     document = {"metadata": {"total_size": total}, "weight_map": index}

@@ -31,7 +31,7 @@ from ckptsurgeon.hints import again
 from ckptsurgeon.plans.as_json import to_json
 from ckptsurgeon.plans.edits import Computed, Content, Piece, Span
 from ckptsurgeon.plans.sources import Source
-from ckptsurgeon.progress import Progress, silent
+from ckptsurgeon.progress import Progress, counted, silent
 from ckptsurgeon.transaction import computing
 from ckptsurgeon.transaction.coding import numel, width
 from ckptsurgeon.transaction.computing import Group, Place, Sum
@@ -47,6 +47,7 @@ STALE = 5.0
 SLOT = 4096
 """What the place of a record is a multiple of: a page, so no two hosts write to one."""
 _ROOMS = Rooms()
+
 T = TypeVar("T")
 
 
@@ -279,7 +280,8 @@ def done(jobs: Sequence[Job], workers: Executor, progress: Progress = silent) ->
     bytes."""
     if not jobs:
         return []
-    hosts = list(_counted(jobs, workers.map(do, known(jobs)), "computing", progress))
+    sizes = [job.size for job in jobs]
+    hosts = list(counted(workers.map(do, known(jobs)), "computing", sizes, progress))
     finished = known(jobs)
     for job, by in zip(finished, hosts, strict=True):
         if not job.known:
@@ -293,22 +295,12 @@ def done(jobs: Sequence[Job], workers: Executor, progress: Progress = silent) ->
 def refuse_unlike(jobs: Sequence[Job], workers: Executor, progress: Progress = silent) -> None:
     """Have the workers read all of it back. Raises SurgeryError where that is not what was
     written."""
-    found = _counted(jobs, workers.map(check, jobs), "checking", progress)
+    sizes = [job.size for job in jobs]
+    found = counted(workers.map(check, jobs), "checking", sizes, progress)
     for job, whole in zip(jobs, found, strict=True):
         if not whole:
             path, part = next(ranges(job))
             raise unlike(path, part.offset)
-
-
-def _counted(
-    jobs: Sequence[Job], results: Iterator[T], phase: str, progress: Progress
-) -> Iterator[T]:
-    """What the jobs give; `progress` counts their bytes."""
-    finished, total = 0, sum(job.size for job in jobs)
-    for job, result in zip(jobs, results, strict=True):
-        finished += job.size
-        progress(phase, finished, total)
-        yield result
 
 
 def unlike(path: Path, at: int) -> SurgeryError:

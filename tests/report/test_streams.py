@@ -9,6 +9,7 @@ import pytest
 
 from ckptsurgeon import report
 from ckptsurgeon.cli.tally import Done, Tally
+from ckptsurgeon.progress import counted
 
 
 class _Terminal(io.StringIO):
@@ -60,6 +61,23 @@ def test_on_a_terminal_the_line_has_the_workers_and_the_last_one_the_slowest_nod
     assert re.match(rf"  {phase:<11} #{{12}}\.{{12}} {far}, 2 workers on 2 nodes", line), line
     assert phase in ended and end == ""
     assert last == f"  {tally}" and last.endswith("slowest n2: 4.0 times as long for a byte")
+
+
+def test_a_phase_begins_before_its_first_result() -> None:
+    """Else the phase of a single job has no time, and that of few a rate that is too high."""
+    stream = io.StringIO()
+    with report.Progress(stream) as progress:
+
+        def job() -> int:
+            progress.started -= 60
+            return 1
+
+        assert list(counted((job() for _ in range(1)), "computing", [10], progress)) == [1]
+    assert stream.getvalue() == "  computing   60.0 s\n"
+    told: list[tuple[str, int, int]] = []
+    results = counted([1, 2], "values", [3, 4], lambda *each: told.append(each))
+    assert list(results) == [1, 2]
+    assert told == [("values", 0, 7), ("values", 3, 7), ("values", 7, 7)]
 
 
 def test_a_phase_that_is_over_at_once_is_not_told() -> None:

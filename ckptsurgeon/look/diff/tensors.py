@@ -17,7 +17,7 @@ from ckptsurgeon.formats import Weight
 from ckptsurgeon.formats.tensors.strips import contiguous
 from ckptsurgeon.look.diff.files import Difference, Twin
 from ckptsurgeon.plans.edits import Key
-from ckptsurgeon.progress import Progress
+from ckptsurgeon.progress import Progress, counted
 from ckptsurgeon.remote import reads
 from ckptsurgeon.workers import Workers, at_work
 
@@ -65,13 +65,11 @@ def of_twins(
             out.reshaped.append((name, one, other))
     twins = difference.twins
     with at_work(jobs, len(twins)) as mapped:
-        for done, found in enumerate(mapped(_twin, twins), 1):
+        for found in counted(mapped(_twin, twins), "tensors", [1] * len(twins), progress):
             if found is None:
                 out.identical += 1
             else:
                 out.changed.append(found)
-            if progress is not None:
-                progress("tensors", done, len(twins))
 
 
 def _twin(twin: Twin) -> Changed | None:

@@ -23,7 +23,7 @@ from ckptsurgeon.look.vitals.facts import named
 from ckptsurgeon.look.vitals.jobs import Planner, Range, Source, strips_of
 from ckptsurgeon.look.vitals.reader import BLOCK, Reader
 from ckptsurgeon.plans.plan import Receipt
-from ckptsurgeon.progress import Progress
+from ckptsurgeon.progress import Progress, counted
 from ckptsurgeon.workers import Workers, at_work
 
 MOVED = ("weights of", "master of", "beta")
@@ -157,10 +157,9 @@ def _read(jobs: Sequence[Job], workers: Workers, progress: Progress | None) -> l
         files.setdefault(job.file, []).append(job)
     out: list[Reading] = []
     with at_work(workers, len(files)) as mapped:
-        for done, found in enumerate(mapped(_file, [*files.values()]), 1):
-            out += found
-            if progress is not None:
-                progress("compare", done, len(files))
+        found = mapped(_file, [*files.values()])
+        for readings in counted(found, "compare", [1] * len(files), progress):
+            out += readings
     return out
 
 

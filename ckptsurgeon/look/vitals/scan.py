@@ -17,7 +17,7 @@ from ckptsurgeon.look.vitals.codes import Decoder
 from ckptsurgeon.look.vitals.jobs import Job, by_file
 from ckptsurgeon.look.vitals.reader import BLOCK, Reader
 from ckptsurgeon.look.vitals.reading import TINY, Numbers, Pair, Reading
-from ckptsurgeon.progress import Progress
+from ckptsurgeon.progress import Progress, counted
 from ckptsurgeon.workers import Workers, at_work
 
 
@@ -33,10 +33,9 @@ def scan(
     files = [mine for _, mine in by_file(jobs)]
     out: list[Reading] = []
     with at_work(workers, len(files)) as mapped:
-        for done, readings in enumerate(mapped(partial(_file, observe), files), 1):
+        found = mapped(partial(_file, observe), files)
+        for readings in counted(found, "values", [1] * len(files), progress):
             out += readings
-            if progress is not None:
-                progress("values", done, len(files))
     return out
 
 
