@@ -25,6 +25,7 @@ from ckptsurgeon.plans.edits import (
     Move,
     Replace,
     Span,
+    Tail,
     Truncate,
 )
 from ckptsurgeon.plans.plan import Fingerprint
@@ -214,21 +215,34 @@ def _open(
 
 
 def hold(
-    root: Path, edits: Iterable[Edit], assumes: Iterable[Fingerprint], held: disk.Held
+    root: Path,
+    steps: Iterable[Tail | Truncate | Move | Replace],
+    assumes: Iterable[Fingerprint],
+    held: disk.Held,
 ) -> set[str]:
     """Open the files that are edited in place, for as long as `held` has them, and compare them
     with what the plan assumes, right before the commit: of what is opened a server is asked anew.
-    Returns their names."""
+    So are their bytes, unless it is known that nobody wrote to them since `check_edits`. Returns
+    their names."""
     expected = {each.file: each for each in assumes}
-    files = [edit.file for edit in edits if isinstance(edit, IN_PLACE)]
-    with disk.Folders(root / file for file in files) as folders:
+    in_place = [step for step in steps if isinstance(step, (Tail, Truncate))]
+    with disk.Folders(root / step.file for step in in_place) as folders:
 
-        def check(file: str) -> None:
-            with _open(root / file, expected.get(file), folders, held):
-                pass
+        def check(step: Tail | Truncate) -> None:
+            path = root / step.file
+            with _open(path, expected.get(step.file), folders, held) as (descriptor, status):
+                if not held.known(path, status) and not _is_from_before(descriptor, step):
+                    raise SurgeryError(f"{path} was changed since the plan was made", next=AGAIN)
 
-        side_by_side(check, files)
-    return set(files)
+        side_by_side(check, in_place)
+    return {step.file for step in in_place}
+
+
+def _is_from_before(descriptor: int, step: Tail | Truncate) -> bool:
+    """Whether an open file has the bytes by which its step knows it."""
+    if isinstance(step, Tail):
+        return digest_of(descriptor, anchored(step.old_size)) == step.anchor
+    return digest_of(descriptor, step.spans) == step.digest
 
 
 def _check_in_place(

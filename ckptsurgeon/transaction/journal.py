@@ -210,7 +210,7 @@ def _commit(
 
         def as_planned() -> None:
             still()
-            opened = assumptions.hold(root, plan.edits, plan.assumes, held)
+            opened = assumptions.hold(root, entry.steps, plan.assumes, held)
             others = [each for each in plan.assumes if each.file not in opened]
             assumptions.check_files_again(root, others, listings, made)
 

@@ -133,7 +133,7 @@ def _only(group: Iterable[Step], kind: type[T]) -> list[T]:
 def _unlike(path: Path, what: str) -> InterruptedSurgery:
     return InterruptedSurgery(
         f"{path}: {what}",
-        untouched="the journal is kept, and so is every byte from before the surgery",
+        untouched="the journal is kept; the surgery has overwritten no byte from before it",
         next=("put the file back as the surgery left it", command("recover", why="after that")),
     )
 

@@ -3,6 +3,7 @@ no byte. Nor is the surgery done where somebody else writes to one."""
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 from pathlib import Path
@@ -10,8 +11,15 @@ from pathlib import Path
 import pytest
 
 from bench.layout import many
-from ckptsurgeon.errors import SurgeryError
-from tests.transaction.written_over import SHARDS, Call, applied, refused_whenever_written_over
+from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from tests.support.snapshot import snapshot
+from tests.transaction.written_over import (
+    SHARDS,
+    Call,
+    applied,
+    refused_whenever_written_over,
+    write_over,
+)
 
 
 def may_hold(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +87,35 @@ def test_a_shard_that_somebody_writes_to_is_refused(
 ) -> None:
     may_hold(number, monkeypatch)
     refused_whenever_written_over(tmp_path, undo)
+
+
+@pytest.mark.parametrize("undo", [False, True], ids=["surgery", "undo"])
+def test_what_was_written_to_unseen_is_refused_before_the_commit(
+    tmp_path: Path, undo: bool
+) -> None:
+    """Size and mtime stay, as within one second where times are whole seconds: then `recover` would
+    meet other bytes for ever."""
+    root, template, other = tmp_path / "run", tmp_path / "template", b"other" * 300
+    many(template, SHARDS)
+    if undo:
+        applied(template)
+    shutil.copytree(template, root)
+    calls = applied(root, undo=undo)
+    commit = max(i for i, (_, path) in enumerate(calls) if path.endswith("/journal.new"))
+    (shard, *_) = sorted(template.glob("global_step*/*zero_pp*"))
+    name = shard.relative_to(template)
+    for at in range(commit):
+        shutil.rmtree(root)
+        shutil.copytree(template, root)
+
+        def write(number: int, _: Call, at: int = at) -> None:
+            if number == at:
+                times = (root / name).stat()
+                write_over(root / name, other, times.st_size - len(other))
+                os.utime(root / name, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+        with pytest.raises(SurgeryError) as refused:
+            applied(root, write, undo)
+        assert not isinstance(refused.value, InterruptedSurgery), calls[at]
+        shutil.copy2(shard, root / name)
+        assert snapshot(root, own=True) == snapshot(template, own=True), calls[at]
