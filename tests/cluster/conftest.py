@@ -19,6 +19,8 @@ from tests.support.launch import ON_CPU, REPO
 
 LONG_S = 900
 """Seconds in which what a test waits for comes on any machine."""
+IDLE = ("sinfo", "-h", "-t", "idle", "-o", "%D")
+"""How many nodes are."""
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
 CONF = """\
 ClusterName=test
@@ -62,6 +64,12 @@ class Cluster:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def answers(self, *words: object) -> str:
+        """The same; empty where it fails."""
+        with suppress(AssertionError):
+            return self(*words)
+        return ""
 
     def submit(self, script: Path) -> str:
         """The number of the job."""
@@ -128,37 +136,37 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid",
         f"--log-file={folder}/munged.log", f"--seed-file={folder}/munge.seed",
     ]  # fmt: skip
-    commands = [
-        munge, ["slurmctld", "-D"], ["slurmd", "-D", "-N", host], ["slurmd", "-D", "-N", "zz2"],
-    ]  # fmt: skip
-    started = []
+    made = Cluster(environment)
+    node = ["slurmd", "-D", "-N"]
+    commands: list[tuple[list[str], Callable[[], bool]]] = [
+        (munge, (folder / "munge.socket").exists),
+        (["slurmctld", "-D"], lambda: made.answers("scontrol", "ping") != ""),
+        ([*node, host], lambda: True),
+        ([*node, "zz2"], lambda: made.answers(*IDLE).strip() == "2"),
+    ]
+    started: list[subprocess.Popen[bytes]] = []
     try:
-        for words in commands:
-            out = (folder / f"{len(started)}.out").open("w")
-            started.append(subprocess.Popen(words, env=environment, stdout=out, stderr=out))
-            out.close()
-            time.sleep(1)
-        made = Cluster(environment)
-        _until_idle(made, folder)
+        for words, works in commands:
+            with (folder / f"{len(started)}.out").open("w") as out:
+                started.append(subprocess.Popen(words, env=environment, stdout=out, stderr=out))
+            _until_it_works(works, started[-1], folder)
         yield made
         with suppress(AssertionError):
             made("scancel", "--user=root")
-            time.sleep(2)
+            until(lambda: not made("squeue", "-h"))
     finally:
         for process in reversed(started):
             process.terminate()
         for process in started:
-            process.wait(60)
+            process.wait(LONG_S)
 
 
-def _until_idle(cluster: Cluster, folder: Path) -> None:
-    for _ in range(600):
-        with suppress(AssertionError):
-            if cluster("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2":
-                return
-        time.sleep(0.5)
-    said = {path.name: path.read_text()[-500:] for path in folder.glob("*.log")}
-    raise AssertionError(f"its nodes are not idle: {said}")
+def _until_it_works(
+    works: Callable[[], bool], process: subprocess.Popen[bytes], folder: Path
+) -> None:
+    until(lambda: works() or process.poll() is not None)
+    logs = [*folder.glob("*.log"), *folder.glob("*.out")]
+    assert process.poll() is None, {path.name: path.read_text()[-500:] for path in logs}
 
 
 def _free_ports(count: int) -> list[int]:
