@@ -92,6 +92,7 @@ LOOKS = (
 )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("format", STEPS)
 def test_a_step_costs_the_same_in_a_run_of_many(
@@ -144,6 +145,7 @@ def files_within(root: Path, many: int) -> None:
         (root / "checkpoint-4" / f"notes-{number}.txt").touch()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize(
     "make", [receipts, event_files, files_beside, folders_beside, files_within]

@@ -25,7 +25,7 @@ def test_kill_at_every_call() -> None:
     assert all(set(report.codes) == {KILLED} for report in found)
 
 
-@density(2)
+@density(8)
 def test_every_disk_error_at_every_call_once_and_for_good(every: int) -> None:
     found = reports(
         *((scenario, faults, ("ENOSPC", "EIO"), BOTH, every) for scenario in (ROLLBACK, UNDO)),
@@ -42,7 +42,7 @@ def test_every_other_disk_error_at_every_call_once_and_for_good() -> None:
     assert all(set(report.codes) <= {1, 5} for report in found)
 
 
-@density(2)
+@density(8)
 def test_full_disk_at_every_call(every: int) -> None:
     """Removals and renames go on when a disk is full, so that before the commit point all is taken
     back, and after it few calls are left that need space."""
@@ -51,7 +51,7 @@ def test_full_disk_at_every_call(every: int) -> None:
     assert all(set(report.codes) == {0, 1, 5} for report in found)
 
 
-@density(2)
+@density(8)
 def test_broken_and_short_calls_are_made_again(every: int) -> None:
     kinds = ("EINTR", "SHORT")
     once = reports(*((each, faults, kinds, (False,), every) for each in (ROLLBACK, UNDO)))
@@ -61,14 +61,14 @@ def test_broken_and_short_calls_are_made_again(every: int) -> None:
     sound(for_good, 250 // every)
 
 
-@density(2)
+@density(8)
 def test_ctrl_c_at_every_call(every: int) -> None:
     found = reports(*((each, faults, ("CTRL-C",), (False,), every) for each in SCENARIOS))
     sound(found, 300 // every)
     assert all(set(report.codes) == {130, 5} for report in found)
 
 
-@density(2)
+@density(3)
 def test_kill_at_every_call_of_a_recovery(every: int) -> None:
     found = reports(
         (ROLLBACK, faults_in_recovery, ("KILL",), (False,), 14 * every),
@@ -88,13 +88,14 @@ def test_disk_errors_at_every_call_of_a_recovery(every: int) -> None:
     sound(found, 500 // every)
 
 
-def test_faults_while_threads_are_at_work() -> None:
+@density(3)
+def test_faults_while_threads_are_at_work(every: int) -> None:
     """The order of calls differs from run to run; the verdict must not."""
     found = reports(
-        (IN_THREADS, faults, ("KILL",), (False,), 3),
-        (IN_THREADS, faults, ("EIO", "CTRL-C"), BOTH, 3),
+        (IN_THREADS, faults, ("KILL",), (False,), 3 * every),
+        (IN_THREADS, faults, ("EIO", "CTRL-C"), BOTH, 3 * every),
     )
-    sound(found, 200)
+    sound(found, 200 // every)
 
 
 @pytest.mark.slow

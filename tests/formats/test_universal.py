@@ -60,6 +60,7 @@ def operate(root: Path, **recipe: Any) -> Plan:
     return made
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.witness(
     "DeepSpeed universal",
     "set-lr",
@@ -186,6 +187,7 @@ def test_an_export_has_each_weight_once(tmp_path: Path) -> None:
 # --- new numbers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.witness(
     "DeepSpeed universal",
     "average",

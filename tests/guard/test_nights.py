@@ -85,7 +85,7 @@ def watching(
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=200)
+    said, _ = process.communicate(timeout=900)
     return process.returncode, said
 
 

@@ -15,8 +15,8 @@ from tests.hostile.mutations import RECIPE
 from tests.support.launch import REPO
 from tests.support.torch_files import plain_shard, save
 
-RUNS = {"pickles": 2000, "archives": 1500, "events": 3000, "recipes": 600}
-ROUNDS = [pytest.param(1, id="short"), pytest.param(20, id="long", marks=pytest.mark.slow)]
+RUNS = {"pickles": 1000, "archives": 750, "events": 1500, "recipes": 300}
+ROUNDS = [pytest.param(1, id="short"), pytest.param(40, id="long", marks=pytest.mark.slow)]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None, reason="atheris is not installed"

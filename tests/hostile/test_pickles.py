@@ -37,6 +37,7 @@ def check(root: Path, file: str, says: str) -> None:
         assert ": byte " in said or "is not understood here" in said, said
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_with_file_and_byte(trained: Trained, name: str) -> None:
     root = trained()

@@ -25,7 +25,7 @@ from tests.support.training_log import (
     write,
 )
 
-HISTORIES = 60
+HISTORIES = 20
 HOUR = 3600.0
 Parts = list[tuple[Job, int]]
 

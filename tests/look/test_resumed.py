@@ -111,6 +111,7 @@ def operated(trainee: Trainee, data: st.DataObject) -> tuple[float, float]:
     return betas
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("betas", BETAS[:3])
 def test_the_worst_gradients_move_a_weight_as_far_as_the_law_says(
     betas: tuple[float, float],
@@ -270,6 +271,7 @@ def began(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], 
         yield run
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("number", range(len(ENGINES)))
 def test_an_engine_that_loads_everything_goes_on(began: Callable[[int], Path], number: int) -> None:
     root = began(number)
@@ -282,6 +284,7 @@ def test_an_engine_that_loads_everything_goes_on(began: Callable[[int], Path], n
     assert ready(Run.open(root), level=4).ready
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("number", range(len(ENGINES)))
 def test_an_engine_without_its_optimizer_began_anew(
     began: Callable[[int], Path], number: int

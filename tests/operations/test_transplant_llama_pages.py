@@ -163,6 +163,7 @@ SIZES = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("pair", PAIRS)
 @given(SIZES)
 @settings(max_examples=3, deadline=None)

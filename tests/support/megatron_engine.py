@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.support.engines import end_engines
 from tests.support.fused_adam import ApexAdam
 from tests.support.in_process import one_rank
 
@@ -142,7 +143,11 @@ PositionEmbeddingType.__module__ = "megatron.enums"
 
 @contextmanager
 def megatron() -> Iterator[None]:
-    """A process group of this process alone, and the modules that the saved `args` import."""
+    """A process group of this process alone, and the modules that the saved `args` import. Engines
+    end with it, unless there were others before: the grid of each has fifteen groups."""
+    from deepspeed import comm
+
+    alone = not comm.is_initialized()
     enums = ModuleType("megatron.enums")
     enums.PositionEmbeddingType = PositionEmbeddingType  # type: ignore[attr-defined]
     names = {"megatron": ModuleType("megatron"), "megatron.enums": enums}
@@ -152,6 +157,8 @@ def megatron() -> Iterator[None]:
         with one_rank():
             yield
     finally:
+        if alone:
+            end_engines()
         for name, module in before.items():
             if module is None:
                 del sys.modules[name]

@@ -76,6 +76,7 @@ def moments(engine: Any) -> list[Tensor]:
 CHANGES = [("fp16", "fp32"), ("fp16", "bf16"), ("fp32", "bf16"), ("bf16", "fp16")]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("stage", "before", "after", "sums"),
     [

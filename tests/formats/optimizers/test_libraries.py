@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_reset_makes_the_next_updates_those_of_a_new_optimizer(tmp_path: Path, name: str) -> None:
     case = CASES[name]

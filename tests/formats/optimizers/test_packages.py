@@ -53,6 +53,7 @@ FOUND: dict[tuple[str, str], str] = {}
 """Each class that was run → right, refused, or what is wrong."""
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("name", "of_matrices"), CASES)
 def test_a_reset_is_right_or_refused_by_name(
     tmp_path: Path, name: str, of_matrices: dict[str, Any], monkeypatch: pytest.MonkeyPatch
