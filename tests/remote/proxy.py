@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -59,8 +60,8 @@ class Proxy:
 
 
 @contextmanager
-def proxy(server: str) -> Iterator[Proxy]:
-    """A proxy before the server at this address."""
+def proxy(server: str, tls: ssl.SSLContext | None = None) -> Iterator[Proxy]:
+    """A proxy before the server at this address; clients speak TLS with it where it has some."""
     behind = urlsplit(server)
 
     class Handler(BaseHTTPRequestHandler):
@@ -81,7 +82,7 @@ def proxy(server: str) -> Iterator[Proxy]:
                     made.now -= 1
 
         def decide(self, request: Request) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = self.body()
             time.sleep(made.latency_s)
             fault = made.fault(request)
             if fault in ("500", "503"):
@@ -101,6 +102,17 @@ def proxy(server: str) -> Iterator[Proxy]:
             else:
                 self.pass_on(body, half=fault == "cut", lost=fault == "lost")
 
+        def body(self) -> bytes:
+            """Whole. A client that speaks TLS sends it in chunks, and its checksum after it."""
+            if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            found = b""
+            while size := int(self.rfile.readline(), 16):
+                found += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return found
+
         def reset(self) -> None:
             linger = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -116,6 +128,8 @@ def proxy(server: str) -> Iterator[Proxy]:
                 for name, value in self.headers.items():
                     if name.lower() not in HOP:
                         connection.putheader(name, value)
+                if body and "Content-Length" not in self.headers:
+                    connection.putheader("Content-Length", str(len(body)))
                 connection.endheaders(body)
                 answer = connection.getresponse()
                 data = answer.read()
@@ -147,7 +161,12 @@ def proxy(server: str) -> Iterator[Proxy]:
             """A client that went away is none."""
 
     with Server(("127.0.0.1", 0), Handler) as listening:
-        made = Proxy(f"http://127.0.0.1:{listening.server_address[1]}")
+        if tls is not None:  # a handshake that fails is no matter of who listens
+            listening.socket = tls.wrap_socket(
+                listening.socket, server_side=True, do_handshake_on_connect=False
+            )
+        scheme = "https" if tls else "http"
+        made = Proxy(f"{scheme}://127.0.0.1:{listening.server_address[1]}")
         thread = threading.Thread(target=listening.serve_forever, daemon=True)
         thread.start()
         try:
