@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlencode
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import again
@@ -25,7 +26,8 @@ KEPT = (
     "CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "ContentType",
     "Metadata", "ServerSideEncryption", "SSEKMSKeyId", "StorageClass", "WebsiteRedirectLocation",
 )  # fmt: skip
-"""What is said of an object beside its bytes, and is said of the one that takes its place."""
+"""What is said of an object beside its bytes, and is said of the one that takes its place; so are
+its tags."""
 
 
 class Changed(SurgeryError):
@@ -66,6 +68,9 @@ class Writes:
                 return None
             raise self._told(error, key) from None
         kept = {name: found[name] for name in KEPT if found.get(name)}
+        if found.get("TagCount"):
+            tags = self._ask("get_object_tagging", key)["TagSet"]
+            kept["Tagging"] = urlencode([(tag["Key"], tag["Value"]) for tag in tags])
         return Head(found["ContentLength"], found["ETag"], kept)
 
     def read(self, key: str) -> tuple[bytes, Head, int] | None:

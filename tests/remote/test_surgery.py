@@ -40,6 +40,39 @@ def test_set_and_undo(store: Any, look: Look, tmp_path: Path) -> None:
     assert objects(store) == before and left_over(store) == []
 
 
+def test_tags_stay(store: Any, look: Look, tmp_path: Path) -> None:
+    """Of objects that grow, are cut, written anew or moved, and those of an object that is moved
+    aside. With one that has none there is nothing to ask for."""
+    fill(store, long_run(tmp_path / "run"))
+    named = [key for key in buckets.keys(store) if "trainer_state" not in key]
+    for key in named:
+        said = [{"Key": "keep it", "Value": key.rpartition("/")[2]}, {"Key": "a=b", "Value": "c+d"}]
+        store.put_object_tagging(Bucket="bucket", Key=key, Tagging={"TagSet": said})
+    before = tags(store)
+    assert len(before) == len(named) > 4
+    for words in SET, UNDO, ["rollback", "--to", "4", "--yes", "-C", RUN], UNDO:
+        done = look(*words)
+        assert done.exit_code == 0, done.output
+        after = tags(store)
+        moved = [key for key in before if key.startswith("run/checkpoint-8/")]
+        gone = moved if words[0] == "rollback" else []
+        kept = {key: before[key] for key in before if key not in gone}
+        assert {key: after.get(key) for key in kept} == kept, words
+        for key in gone:
+            aside = [at for at in after if "/attic/" in at and at.endswith(key[4:])]
+            assert [after[at] for at in aside] == [before[key]]
+
+
+def tags(store: Any) -> dict[str, dict[str, str]]:
+    """Of each object that has some."""
+    found = {}
+    for key in buckets.keys(store):
+        got = store.get_object_tagging(Bucket="bucket", Key=key)["TagSet"]
+        if got:
+            found[key] = {each["Key"]: each["Value"] for each in got}
+    return found
+
+
 @pytest.mark.parametrize("done", [False, True])
 def test_killed_at_each_request(
     done: bool, store: Any, between: Proxy, look: Look, tmp_path: Path
