@@ -26,11 +26,11 @@ WRITES = (*LOOKS, 5, 130)
 UNLOCKS = (*LOOKS, 130)
 LOOKS_IN_BUCKETS = ("status", "show", "log", "verify", "doctor", "diff", "advise", "report")
 EDITS_IN_BUCKETS = (
-    "rollback", "set", "set-lr", "reset", "truncate-logs", "truncate-tb-events",
-    "undo", "redo", "recover",
+    "rollback", "repair-latest", "set", "set-lr", "cooldown", "reset", "skip", "truncate-logs",
+    "truncate-tb-events", "undo", "redo", "recover",
 )  # fmt: skip
 """Those that tests hold to what they do on a disk. All go through one transaction, which is killed
-with rollbacks, cuts, `set-lr` and their undo, and meets servers that fail with the last two."""
+with rollbacks, cuts, `set`, `reset` and undo, and meets bad servers with `set-lr` and undo."""
 IN_BUCKETS = (*LOOKS_IN_BUCKETS, *EDITS_IN_BUCKETS)
 """Commands whose run may lie in a bucket."""
 
