@@ -126,7 +126,7 @@ class Watch:
         event = self._waiting(run, OPEN)
         if event is not None:
             return self._treatment.treat(event, READY)
-        found = self._last(run) if status == 0 else _of_status(status)
+        found = self._last(run) or (None if status == 0 else _of_status(status))
         if found is None or (found.cause == ENDED and not self._policy.wants(ENDED)):
             return False
         return self._meet(run, found, READY) and self._policy.acts
@@ -179,7 +179,7 @@ class Watch:
             yield found
 
     def _last(self, run: Run) -> Trouble | None:
-        """What the logs say of a trainer that has ended well: no other look follows."""
+        """What the logs say of a trainer that has ended: no other look follows."""
         if _switched_off(run):
             return None
         try:
@@ -210,10 +210,12 @@ class Watch:
         if status == 0 or (status is None and (_complete(run) or _switched_off(run))):
             self._say("the trainer has ended")
             return self._last(run) or True
-        if not self._policy.wants(ENDED):
+        # Many trainers end with a failure where the loss is NaN; to start again would repeat it.
+        found = None if status is None else self._last(run)
+        if found is None and not self._policy.wants(ENDED):
             self._say(_of_status(status).what)
             return False
-        return _of_status(status)
+        return found or _of_status(status)
 
     # --- acting ----------------------------------------------------------------------------------
 

@@ -55,11 +55,11 @@ def test_a_trainer_that_ends_well_and_has_diverged_is_treated(
     assert surgeon("watch", rule, "--after", 0, "-C", diverged).exit_code == 3, "no word since"
 
 
-@pytest.mark.parametrize("do", ["advise", "apply"])
+@pytest.mark.parametrize(("do", "status"), [("advise", 0), ("apply", 0), ("apply", 1)])
 def test_a_watch_looks_once_more_at_what_has_ended(
-    surgeon: Surgeon, trained: Trained, policy: Policies, do: str
+    surgeon: Surgeon, trained: Trained, policy: Policies, do: str, status: int
 ) -> None:
-    """All that the trainer logs comes at its very end."""
+    """All that the trainer logs comes at its very end, and its loss may be why it ends."""
     root = trained()
     for path in (root / "tensorboard").glob("*tfevents*"):
         path.unlink()
@@ -68,8 +68,11 @@ def test_a_watch_looks_once_more_at_what_has_ended(
         f"import pathlib, sys; sys.path.insert(0, {str(REPO)!r})\n"
         "from tests.support.event_logs import write_log\n"
         f"log = pathlib.Path({str(root)!r}) / 'tensorboard'\n"
-        f"if not pathlib.Path({str(root / 'was')!r}).exists(): write_log(log, {losses})\n"
-        f"pathlib.Path({str(root / 'was')!r}).touch()"
+        f"was = pathlib.Path({str(root / 'was')!r})\n"
+        f"if was.exists(): sys.exit()\n"
+        f"write_log(log, {losses})\n"
+        f"was.touch()\n"
+        f"sys.exit({status})"
     )
     own_trainer(root, code)
     said = surgeon("watch", policy(do=do), "--start", "-C", root)
