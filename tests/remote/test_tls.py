@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.remote import buckets
 from tests.remote.conftest import Look
@@ -24,6 +21,10 @@ pytestmark = pytest.mark.remote
 
 def certified(folder: Path) -> tuple[Path, Path]:
     """A key, and a certificate of 127.0.0.1 that is signed with it."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     here = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
