@@ -104,6 +104,8 @@ def operate(common: Editing, recipe: Recipe, computed: Computed = BY_ITSELF) -> 
     from ckptsurgeon.operations.events import TensorBoard
     from ckptsurgeon.operations.relaunch import Relaunch
 
+    if computed.helper() is not None and not any(kind.computes for kind in recipe.given):
+        return  # the last task does it alone; a plan beside its commit would read a mix
     recipe = recipe.but(why=common.why)
     if common.no_tb_note:
         recipe = recipe.but(replace(recipe[TensorBoard], note=False))

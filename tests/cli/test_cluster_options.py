@@ -115,6 +115,9 @@ def test_the_tasks_of_an_srun_share_a_surgery_and_the_last_one_answers(trained: 
     (root / "recipe.yaml").write_text("set: {weight_decay: 0.2}\ntensorboard: {note: false}\n")
     done = ranks(2, "apply", root / "recipe.yaml", "--yes", "-C", root, "--ranks-from-env")
     assert [code for code, *_ in done] == [0, 0], done
+    (root / "global_step8" / "mp_rank_00_model_states.pt").write_bytes(b"torn")
+    first, last = ranks(2, "apply", root / "recipe.yaml", "--yes", "-C", root, "--ranks-from-env")
+    assert first == (0, "", "") and last[0] == 1  # it may be late, so it does not look
 
 
 READ = (
