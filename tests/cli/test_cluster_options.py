@@ -129,7 +129,7 @@ READ = (
 )
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("words", READ, ids=lambda words: "-".join(map(str, words)))
 def test_the_tasks_of_an_srun_share_what_is_read(
     trained: Trained, tmp_path: Path, words: tuple[object, ...]

@@ -75,6 +75,7 @@ def test_wrong_usage_is_three_lines(surgeon: Surgeon, name: str) -> None:
     assert result.exit_code == 2
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "name", [row.name for row in commands().values() if isinstance(row.place, Operation)]
 )

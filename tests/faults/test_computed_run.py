@@ -51,6 +51,7 @@ def test_an_average_is_before_or_after(trained: Trained, every: int) -> None:
     assert sum(report.points for report in found) >= 60 // every
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", DENSITY)
 def test_another_precision_is_before_or_after(trained: Trained, every: int) -> None:
     """The shards get other names: an engine of either precision finds its own state, or no file to
@@ -105,6 +106,7 @@ def test_a_transplant_into_codes_is_before_or_after(tmp_path: Path, every: int) 
     _refuse_mixes(tmp_path / "run", recipe, every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 def test_a_transplant_of_experts_in_the_old_layout_is_before_or_after(
     tmp_path: Path, every: int
@@ -118,6 +120,7 @@ def test_a_transplant_of_experts_in_the_old_layout_is_before_or_after(
     _refuse_mixes(tmp_path / "run", recipe, every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 def test_a_reset_of_experts_in_the_old_layout_is_before_or_after(
     tmp_path: Path, every: int

@@ -57,7 +57,7 @@ def test_every_bug_has_its_harness() -> None:
     assert len(BUGS) >= 10
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("bug", FOUND_BY)
 def test_seeded_bug_is_found(bug: str) -> None:
     report = run(*FOUND_BY[bug], bug=bug)

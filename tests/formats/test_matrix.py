@@ -28,10 +28,9 @@ pytestmark = [
 
 IN_MAKE_TEST = (
     "Hugging Face",
-    "Megatron-LM legacy",
     "torchtitan (DCP)",
 )
-"""A single file, files of ranks, one tensor in many files; the bundled trainer's are in
+"""A single file, and one tensor in many files; the bundled trainer's are in
 tests/test_contract.py, and every format's kinds of edit in test_conformance.py."""
 
 

@@ -109,7 +109,7 @@ def sound(root: Path, step: int | None, level: int) -> None:
     assert shadows(run, step) == []
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("examples", [1, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_torn_run_is_not_ready_or_names_a_sound_step(

@@ -19,6 +19,7 @@ from tests.hostile.hostile_run import MODEL, OPTIM, call, refused
 from tests.support.snapshot import exact_snapshot
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", BAD)
 def test_it_is_refused_with_file_and_byte(trained: Trained, name: str) -> None:
     root = trained()

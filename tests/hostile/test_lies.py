@@ -36,7 +36,7 @@ def hostile(place: Path, source: str, lead: str, owner: int = 0) -> Path:
     return lies.owned(world, owner) / "run" if owner else world / "run"
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("source", lies.SOURCES)
 def test_no_command_follows_a_lie(place: Path, source: str) -> None:
     """As the user whose files the lie leads to."""
@@ -46,7 +46,7 @@ def test_no_command_follows_a_lie(place: Path, source: str) -> None:
             run_watched(root, words)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @ROOT
 @pytest.mark.parametrize("source", lies.SOURCES)
 def test_root_follows_no_lie_in_the_run_of_another_user(place: Path, source: str) -> None:
@@ -56,7 +56,7 @@ def test_root_follows_no_lie_in_the_run_of_another_user(place: Path, source: str
             run_watched(root, words)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @ROOT
 @pytest.mark.parametrize("source", lies.SOURCES)
 def test_a_user_without_rights_meets_no_traceback(place: Path, source: str) -> None:
@@ -80,7 +80,7 @@ REACHING = sorted({
 """Those that nothing but the check of names, and of tokens, stands in the way of."""
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("source", REACHING)
 def test_the_watch_sees_a_lie_that_is_believed(
     place: Path, source: str, monkeypatch: pytest.MonkeyPatch

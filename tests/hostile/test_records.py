@@ -164,6 +164,7 @@ def test_settings_of_any_content(sound: Path, tmp_path: Path, text: str) -> None
         ends_well(root, *words)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "name",
     [

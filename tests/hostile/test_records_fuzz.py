@@ -142,6 +142,7 @@ def fuzzed(worlds: tuple[Path, dict[str, Any]], kind: str, seeds: range) -> None
         shutil.rmtree(place)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mutated_record_harms_nobody(worlds: tuple[Path, dict[str, Any]], kind: str) -> None:
     fuzzed(worlds, kind, range(16))

@@ -33,6 +33,7 @@ def ends(kept: Branch) -> Iterator[tuple[LossTail, Curves]]:
         yield LossTail(steps[:n], values[:n], whole=True), Curves(until)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", CASES)
 def test_no_verdict_is_another_than_that_of_advise(name: str, seed: int, tmp_path: Path) -> None:

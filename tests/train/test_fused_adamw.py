@@ -163,6 +163,7 @@ def test_a_nonfinite_gradient_does_what_it_does_in_deepspeed(
         assert torch.equal(ours.isfinite(), theirs.isfinite())
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("limit", [[], ["skip_grad_norm=1000.0"]], ids=["", "limit"])
 @some(words for words in STAGES if words != ["zero_stage=0"])
 def test_a_later_step_that_is_not_finite_is_left_out_as_by_deepspeed(

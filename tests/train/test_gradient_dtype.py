@@ -38,6 +38,7 @@ BOUNDS = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("overrides", BOUNDS)
 def test_the_sum_over_512_micro_batches_loses_nothing(
     in_process: InProcess, tmp_path: Path, overrides: str

@@ -34,6 +34,7 @@ def shards(run: Path) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("overrides", KINDS, ids=" ".join)
 def test_the_files_are_those_of_a_save_that_training_waits_for(
     in_process: InProcess, tmp_path: Path, overrides: list[str]

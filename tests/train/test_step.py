@@ -30,6 +30,7 @@ def model_states(run: Path, step: int) -> dict[str, Any]:
     return dict(torch.load(file, weights_only=False))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "overrides",
     [

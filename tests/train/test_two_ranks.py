@@ -56,12 +56,16 @@ CASES = {
     "fp16-pipeline": ["dtype=fp16", "pipeline_model_parallel_size=2"],
     "fp16-then-bf16-pipeline": ["dtype=fp16", "pipeline_model_parallel_size=2"],
 }
-NIGHTLY = {
-    "adamw-zero3", "lamb-zero0", "lamb-zero2", "predivide-zero0", "skip-zero0", "bf16-sums",
-    "fp16-then-bf16-zero3", "lamb-tensor-zero0", "lamb-pipeline", "skip-pipeline-zero0",
-    "fp16-then-bf16-pipeline",
-}  # fmt: skip
-"""Stages and schedules of what `make test` tries in another one."""
+EVERY_DAY = {
+    "adamw",
+    "llama-zero3",
+    "lamb",
+    "skip",
+    "fp16-then-fp32-zero0",
+    "lamb-tensor",
+    "llama-pipeline",
+}
+"""What `make test` tries, and trains; `make nightly` tries each."""
 LATER = {name: [f"dtype={name.split('-')[2]}"] for name in CASES if "-then-" in name}
 """What is asked for at the resume in addition."""
 
@@ -72,23 +76,22 @@ Losses = dict[str, dict[str, str]]
 @pytest.fixture(scope="module")
 def on_two(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[[str], Losses]:
     """`on_two(case)`: the losses of a run on two ranks, and those after a resume at step 4. One
-    launch has all cases of `make test`, another one those of NIGHTLY."""
+    launch has all cases of EVERY_DAY, another one the rest."""
 
     @cache
-    def ran(nightly: bool) -> dict[str, Losses]:
+    def ran(every_day: bool) -> dict[str, Losses]:
         work = tmp_path_factory.mktemp("two-ranks")
-        cases = {name: words for name, words in CASES.items() if (name in NIGHTLY) == nightly}
+        cases = {name: words for name, words in CASES.items() if (name in EVERY_DAY) == every_day}
         done = run_module(
             "tests.train.two_ranks", work, corpus, *map(json.dumps, (cases, LATER)), ranks=2
         )
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
-    return lambda name: ran(name in NIGHTLY)[name]
+    return lambda name: ran(name in EVERY_DAY)[name]
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in NIGHTLY else []) for n in CASES]
+    "name", [pytest.param(n, marks=[] if n in EVERY_DAY else [pytest.mark.slow]) for n in CASES]
 )
 def test_two_ranks_train_as_one(
     on_two: Callable[[str], Losses], in_process: InProcess, tmp_path: Path, name: str

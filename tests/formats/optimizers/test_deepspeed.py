@@ -34,6 +34,7 @@ def after_three(engine: Any) -> list[torch.Tensor]:
     return [p.detach().clone() for p in engine.module.parameters()]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("name", "stage"),
     [

@@ -17,6 +17,7 @@ LEFT_OUT = {"ASGD", "Adagrad-accumulator", "LBFGS", "Rprop", "SGD-dampening"}
 pytestmark = pytest.mark.filterwarnings("ignore:A .* optimizer was:UserWarning")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("case", TORCH)
 def test_the_next_updates_are_those_of_a_new_optimizer(tmp_path: Path, case: str) -> None:
     found = outcome(tmp_path, Small, lambda model: torch_optimizer(case, model))

@@ -233,7 +233,7 @@ def test_the_grid_of_four_million_rows_can_be_launched(tmp_path: Path) -> None:
     assert x * y == 4 * 256  # columns of 256 threads, times the strips
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(9)
 @NEEDS_NVCC
 @pytest.mark.parametrize("source", CUDA, ids=[file.name for file in CUDA])
 def test_the_cuda_code_compiles(source: Path, tmp_path: Path) -> None:

@@ -51,7 +51,6 @@ BUGS = {
 ORDERS = ("forward", "reverse", "shuffled")
 OPTIONS = {"forward": ("--guarded",), "reverse": (), "shuffled": ()}
 Runs = Callable[[str], subprocess.CompletedProcess[str]]
-IN_MAKE_TEST = ("a block does not wait before it reads its sums",)
 
 
 def toolchain() -> Toolchain:
@@ -68,7 +67,7 @@ def library() -> Path:
 
 @pytest.fixture(scope="module")
 def one_kernel() -> Path:
-    """The kernel that `make test` plants a bug in; to compile all takes a minute."""
+    """To compile all takes a minute."""
     return build(source_folder(), toolchain(), "causal_softmax")
 
 
@@ -145,10 +144,8 @@ def test_a_sum_in_the_order_in_which_blocks_come_is_caught() -> None:
     assert digests(forward) != digests(reverse)
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [b if b in IN_MAKE_TEST else pytest.param(b, marks=pytest.mark.slow) for b in BUGS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_in_a_kernel_is_caught(bug: str) -> None:
     kernel, right, wrong = BUGS[bug]
     changed = 0
