@@ -57,6 +57,7 @@ def resumed(root: Path, step: int) -> None:
     (root / "LATEST").symlink_to(f"epoch_0_step_{step}")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("form", ["torch_save", "safetensors"])
 def test_new_numbers_are_what_its_loader_takes(

@@ -77,6 +77,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.witness(
     "Megatron-LM legacy",
     "rollback",

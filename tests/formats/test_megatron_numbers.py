@@ -49,6 +49,7 @@ def megatron(what: str, roots: list[Path], *flags: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.witness(
     "Megatron-LM legacy",
     "average",

@@ -20,7 +20,9 @@ pytestmark = [
 
 
 @pytest.mark.thinned(4)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if "4bit" in n else []) for n in CASES]
+)  # four bits take a minute
 def test_a_reset_makes_the_next_updates_those_of_a_new_optimizer(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     with process_group(tmp_path):
