@@ -122,6 +122,7 @@ def curve(first: int, last: int, loss: float = 1.0, each: int = 1) -> list[list[
     return [[step, loss / step] for step in range(first, last + 1) if step % each == 0]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("params", [["params"], []], ids=["with parameters", "without"])
 def test_a_run_that_crashed_and_went_on_is_one_curve(tmp_path: Path, params: list[str]) -> None:
     root = make_run(tmp_path / "run", (4, 8, 12))
