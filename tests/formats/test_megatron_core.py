@@ -179,6 +179,7 @@ def test_two_ranks_that_share_an_optimizer_use_what_was_set(kind: str, tmp_path:
     take_back(root, before)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", ["legacy-plain", "legacy-fp16", "fully"])
 def test_the_groups_of_mup_are_found_with_the_flags_of_the_plan(
     kind: str, saved: Callable[..., Path], tmp_path: Path
@@ -300,6 +301,7 @@ def line(told: dict[str, Any]) -> str:
     )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", ["legacy", "legacy-fp16", "fully"])
 def test_the_word_of_megatron_is_kept(
     kind: str, saved: Callable[[str], Path], tmp_path: Path

@@ -21,7 +21,13 @@ pytestmark = [
 FREE = "the optimizer is not known to be Adam"
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("torchao.Adam4bit", "torchao.AdamW4bit", "torchao.Adam8bit")
+"""Each takes a minute; AdamW's eight bits are tried."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES]
+)
 def test_no_step_of_an_optimizer_raises_an_alarm(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     with process_group(tmp_path):
