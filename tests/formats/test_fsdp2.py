@@ -309,6 +309,7 @@ def test_new_numbers_are_torchs(run: Callable[[str], Path], library: str) -> Non
         take_back(root, before)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.witness(
     "FSDP2 (Accelerate, Trainer)",
     "average --moments average",

@@ -256,6 +256,7 @@ def computed(name: str, first: Tensors, last: Tensors) -> Tensors:
     }  # fmt: skip
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [

@@ -159,6 +159,7 @@ def test_what_was_set_is_what_megatron_uses(
     take_back(root, before)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", ["fully", "buckets"])
 def test_two_ranks_that_share_an_optimizer_use_what_was_set(kind: str, tmp_path: Path) -> None:
     """Data ranks of the newest version, over gloo: each has half of the masters and moments."""

@@ -85,6 +85,7 @@ def cosine(step: int, peak: float, floor: float, warmup: int = 2, end: int = 40)
     return (peak - floor) * share + floor
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.witness(
     "NeMo 2", "set betas", "set eps", "set weight_decay", "reset moments", by="megatron-core"
 )
@@ -115,6 +116,7 @@ def test_what_is_set_is_what_the_next_updates_use(
     assert loaded(root, *flags)["used"][0] == pytest.approx(cosine(6, 1e-3, 1e-4))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "sharding, constant", [("dp_reshardable", "0"), ("fully_reshardable", "8")]
 )

@@ -55,6 +55,7 @@ def filled(run: Path, source: Path, names: Path) -> Plan:
     return made
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("source", "target"), [KINDS, KINDS[::-1]])
 def test_the_next_losses_are_those_of_the_source(
     runs: Path, tmp_path: Path, source: str, target: str

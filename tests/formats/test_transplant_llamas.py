@@ -121,6 +121,7 @@ def filled(run: Path, source: Path, names: str) -> Plan:
     return made
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("source", "target"), MOVES)
 def test_the_next_losses_are_those_of_the_source(
     runs: Path, losses: dict[str, dict[int, float]], tmp_path: Path, source: str, target: str

@@ -53,6 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("source", "target"), MOVES)
 def test_the_library_holds_each_tensor_of_the_source(
     runs: Path, tmp_path: Path, source: str, target: str

@@ -73,6 +73,7 @@ def filled(run: Path, source: Path) -> None:
     assert look.verify(Run.open(run), level=4).findings == ()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("source", "target"), MOVES)
 def test_the_next_update_has_each_number_of_the_source(
     runs: Path, tmp_path: Path, source: str, target: str
