@@ -220,6 +220,12 @@ def outcome(root: Path, name: str, words: Mapping[str, Any]) -> Plan | SurgeryEr
         return _general(error, run)
 
 
+def outcomes(root: Path) -> dict[str, Plan | SurgeryError]:
+    """What each operation of the table comes to on this run."""
+    words = words_of(root)
+    return {name: outcome(root, name, words) for name in OPERATIONS}
+
+
 def _general(error: SurgeryError, run: Run) -> SurgeryError:
     """The refusal with `the checkpoint` for the name that it has here."""
     checkpoint = run.checkpoint(run.latest())
@@ -307,12 +313,9 @@ def written(text: str, inner: str) -> str:
 def main() -> None:
     folder = Path(tempfile.mkdtemp())
     try:
-        outcomes = {}
-        for i, name in enumerate(FORMATS):
-            root = make(name, folder / str(i) / "run")
-            words = words_of(root)
-            outcomes[name] = {each: outcome(root, each, words) for each in OPERATIONS}
-        inner = table(outcomes)
+        inner = table(
+            {name: outcomes(make(name, folder / str(i) / "run")) for i, name in enumerate(FORMATS)}
+        )
     finally:
         shutil.rmtree(folder)
     DOCUMENT.write_text(written(DOCUMENT.read_text("utf-8"), inner), "utf-8")

@@ -13,8 +13,17 @@ import pytest
 
 from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.plans.plan import Plan
-from tests.formats.matrix import BEGIN, DOCUMENT, END, FORMATS, OPERATIONS, outcome, table, words_of
+from tests.formats.matrix import (
+    BEGIN,
+    DOCUMENT,
+    END,
+    FORMATS,
+    OPERATIONS,
+    outcome,
+    outcomes,
+    table,
+    words_of,
+)
 from tests.formats.matrix import written as with_table
 from tests.support import claims
 from tests.support.launch import REPO
@@ -73,9 +82,7 @@ def test_a_column_of_the_table_is_what_plan_answers(
     run_of: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
     """`python -m tests.formats.matrix` writes it anew."""
-    root = copied(run_of(name), tmp_path)
-    words = words_of(root)
-    found = table({name: {each: outcome(root, each, words) for each in OPERATIONS}})
+    found = table({name: outcomes(copied(run_of(name), tmp_path))})
     inner = DOCUMENT.read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
     assert answers(inner)[name] == answers(found)[name]
 
@@ -97,13 +104,9 @@ def answers(text: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.slow
 def test_the_table_is_what_plan_answers(run_of: Callable[[str], Path], tmp_path: Path) -> None:
-    outcomes: dict[str, dict[str, Plan | SurgeryError]] = {}
-    for name in FORMATS:
-        root = copied(run_of(name), tmp_path / name)
-        words = words_of(root)
-        outcomes[name] = {each: outcome(root, each, words) for each in OPERATIONS}
+    found = table({name: outcomes(copied(run_of(name), tmp_path / name)) for name in FORMATS})
     text = DOCUMENT.read_text("utf-8")
-    assert text == with_table(text, table(outcomes))
+    assert text == with_table(text, found)
 
 
 def test_each_witness_names_cells_that_are_yes_in_the_table() -> None:

@@ -69,9 +69,9 @@ def test_a_watch_looks_once_more_at_what_has_ended(
         "from tests.support.event_logs import write_log\n"
         f"log = pathlib.Path({str(root)!r}) / 'tensorboard'\n"
         f"was = pathlib.Path({str(root / 'was')!r})\n"
-        f"if was.exists(): sys.exit()\n"
+        "if was.exists(): sys.exit()\n"
         f"write_log(log, {losses})\n"
-        f"was.touch()\n"
+        "was.touch()\n"
         f"sys.exit({status})"
     )
     own_trainer(root, code)
