@@ -29,6 +29,7 @@ from ckptsurgeon.operations.limits import COUNT
 from ckptsurgeon.operations.other_step import refuse_incomplete, refuse_unsound
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change, Computed
+from ckptsurgeon.run.other import open_other
 from ckptsurgeon.run.run import Run
 
 
@@ -72,7 +73,7 @@ class Graft(Section):
 
     def _donor(self, run: Run) -> Run:
         """The run that the moments come from. Raises UsageError where its step is not complete."""
-        donor = Run.open(Path(self.run)) if self.run else run
+        donor = open_other(run, self.run) if self.run else run
         refuse_incomplete(donor, self.step, self.run)
         return donor
 

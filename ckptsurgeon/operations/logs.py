@@ -25,6 +25,7 @@ from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import COUNT
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange
+from ckptsurgeon.run.other import open_other
 from ckptsurgeon.run.run import Run
 
 
@@ -78,7 +79,7 @@ class Logs(Section):
         return [] if self.of is None else carried_logs.reads(self._source(run))
 
     def _source(self, run: Run) -> Run:
-        source = Run.open(Path(str(self.of)))
+        source = open_other(run, str(self.of))
         if source.root == run.root:
             raise UsageError(
                 f"{source.root} is the run that would get them",

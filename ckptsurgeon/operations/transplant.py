@@ -34,6 +34,7 @@ from ckptsurgeon.operations.transplanted_numbers import COUNTERS, SOURCE, TEMPLA
 from ckptsurgeon.operations.transplanted_tensors import Tensors
 from ckptsurgeon.plans.edits import AnyChange, NewStep, NewText, Renamed
 from ckptsurgeon.plans.promise import Promise
+from ckptsurgeon.run.other import open_other
 from ckptsurgeon.run.run import Run
 
 
@@ -130,7 +131,7 @@ class Transplant(Section):
 
     def _source(self, run: Run) -> tuple[Run, int]:
         """The run and its step. Raises for a step that is not there, or not complete."""
-        source = Run.open(Path(self.source))
+        source = open_other(run, self.source)
         if source.root == run.root:
             raise UsageError(
                 f"{source.root} is the run that is filled",

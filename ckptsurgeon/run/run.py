@@ -46,6 +46,8 @@ class Run:
     settings: Mapping[str, Any]
     optimizer: str = ""
     """A page that describes its optimizer (see `optimizers.pages`), given or in the settings."""
+    given: str = ""
+    """The format that `open` was given, or "" where the files or the settings said it."""
     resuming: bool = False
     """Whether a surgery that was cut off before its commit point is to be gone on with."""
     helping: bool = False
@@ -72,7 +74,7 @@ class Run:
             search.refuse_none(here, format)
         own = run.settings.get("optimizer")
         page = str(optimizer) or (str(run.root / str(own)) if own else "")
-        return replace(run, optimizer=page) if page else run
+        return replace(run, optimizer=page, given=format)
 
     @classmethod
     def around(cls, folder: Path, format: str = "") -> Run | None:
