@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import Checkpoint, Part
+from ckptsurgeon.formats import Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import NamesGroups, names_in
 from ckptsurgeon.formats.fields.values import NUMBER
 from ckptsurgeon.formats.tensors.blocks import Kinds, by_name
 from ckptsurgeon.hints import again
-from ckptsurgeon.operations.parameter_names import PAGE
+from ckptsurgeon.operations.parameter_names import PAGE, Names
+from ckptsurgeon.operations.refusals import Refusals
 from ckptsurgeon.plans.edits import Key
 
 
@@ -78,6 +80,43 @@ def order_in(checkpoint: Checkpoint) -> list[str]:
     except SurgeryError:
         return []
     return list(dict.fromkeys(name for names in groups.values() for name in names))
+
+
+def orders_alike(
+    checkpoint: Checkpoint,
+    own: Sequence[Part],
+    donor: Checkpoint,
+    theirs: Sequence[Part],
+    names: Names,
+) -> tuple[list[str], list[str]]:
+    """The names of what this step numbers, in the order of a step of the same trainer that names
+    them, and of what that step numbers, in the order of this one; by the page, where the two call
+    them otherwise. Raises SurgeryError where none of these names is one of the step that numbers.
+    """
+    mine, others = (
+        list(dict.fromkeys(p.parameter for p in parts if not p.parameter.startswith(NUMBER)))
+        for parts in (own, theirs)
+    )
+    ways = names.origins(others, mine, Refusals(kept=True))
+    called = {name: found[0].sources[0] for name, found in ways.items()}
+    here = {source: name for name, source in called.items()}
+    orders = []
+    for step, parts, known, other, new in (
+        (checkpoint, own, mine, donor, here),
+        (donor, theirs, others, checkpoint, called),
+    ):
+        order = [new.get(name, name) for name in order_in(other)]
+        numbers = any(part.parameter.startswith(NUMBER) for part in parts)
+        if numbers and order and known and set(order).isdisjoint(known):
+            (like,) = get_close_matches(order[0], known, 1, 0)
+            raise SurgeryError(
+                f"{step.path.name} numbers the states of its optimizer, and {other.path.name}, "
+                f"which names them, calls the parameters otherwise: {order[0]} there, "
+                f"{like} here",
+                next=names.between(others, mine),
+            )
+        orders.append(order)
+    return orders[0], orders[1]
 
 
 def with_names(checkpoint: Checkpoint, parts: list[Part], order: Sequence[str]) -> dict[str, Kinds]:
@@ -157,3 +196,12 @@ def of_groups(
         ):
             out[place.file, place.path] = tuple(names[number] for number in numbers)
     return out
+
+
+def with_parameters(checkpoint: Checkpoint, places: Sequence[Place]) -> list[Place]:
+    """Those of `places`, in param groups, whose group has a parameter; all where none says that it
+    has one: a shard of ZeRO 3 empties its lists."""
+    held = [checkpoint.value(p.file, checkpoint.beside(p, "params")) for p in places]
+    if not any(isinstance(numbers, (list, tuple)) and numbers for numbers in held):
+        return list(places)
+    return [p for p, numbers in zip(places, held, strict=True) if numbers not in ([], ())]

@@ -84,14 +84,27 @@ class Names:
     typed: str = ""
     """The page as it was named."""
 
-    def another(self, why: str) -> Hint:
+    def another(self, why: str, page: str = "FILE") -> Hint:
         """The command once more, with a page, or with another one."""
         return again(
-            *() if self.typed else ("--names", "FILE"),
-            swapped=(self.typed, "FILE") if self.typed else None,
+            *() if self.typed else ("--names", page),
+            swapped=(self.typed, page) if self.typed else None,
             why=f"{why}: {PAGE}",
-            setting="transplant.names=FILE",
+            setting=f"transplant.names={page}",
         )
+
+    def between(self, names: Collection[str], own: Collection[str]) -> Hint:
+        """The command once more, with the shipped page that leads from the source's `names` to most
+        of the `own` ones here, or with one to write where none does."""
+        fits = {
+            page: len(read(page).origins(names, own, Refusals(kept=True)))
+            for page in shipped()
+            if page != self.typed
+        }
+        best = max(fits, key=lambda page: fits[page])
+        if fits[best]:
+            return self.another("what is called what in the two runs", best)
+        return self.another("a page with both names")
 
     def origins(
         self, names: Collection[str], own: Collection[str], refusals: Refusals | None = None

@@ -254,8 +254,8 @@ def _grouped(
             made.append((place, found[0]))
         elif found:
             raise _unclear(field, f"group {number}")
-        elif names and named:  # parameters that the source has not
-            continue
+        elif (names and named) or (names == () and any(mine.values())):
+            continue  # parameters that the source has not, or none at all
         elif tensors.alike and place.path in by_path:
             made.append((place, by_path[place.path]))
         elif tensors.alike and number in groups:

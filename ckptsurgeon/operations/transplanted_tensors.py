@@ -38,7 +38,7 @@ from ckptsurgeon.operations.computed_changes import (
     refuse_other_states,
     refuse_second_copies,
 )
-from ckptsurgeon.operations.numbered_parameters import order_in, order_of_each, with_names
+from ckptsurgeon.operations.numbered_parameters import order_of_each, orders_alike, with_names
 from ckptsurgeon.operations.parameter_names import PAGE, Names, Origin, Size
 from ckptsurgeon.operations.refusals import Refusals
 from ckptsurgeon.operations.transplanted_bytes import HELD, Stretches, joined
@@ -84,8 +84,12 @@ class Tensors:
         with refusals.of():
             self.order, self.their_order = order_of_each(order, own, theirs)
         if alike:
-            self.order = self.order or order_in(donor)
-            self.their_order = self.their_order or order_in(checkpoint)
+            with refusals.of():
+                orders = orders_alike(checkpoint, own, donor, theirs, names)
+                self.order, self.their_order = (
+                    self.order or orders[0],
+                    self.their_order or orders[1],
+                )
         self.own, self.theirs = self._named(own, theirs)
         """Each parameter here, and each of the source, with its parts."""
         for name, kinds in (*self.own.items(), *self.theirs.items()):
@@ -114,7 +118,7 @@ class Tensors:
                 raise SurgeryError(
                     f"no parameter of {checkpoint.path.name} is in {donor.path.name} by its name: "
                     f"{mine} here, {other} there",
-                    next=names.another("a page with both names"),
+                    next=names.between(self.theirs, self.own),
                 )
         if self.origins:
             self._refuse_lone_moments(used)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from ckptsurgeon.operations.transplant import _unlike
 from ckptsurgeon.recipe.file import from_data
 from tests.support.deepspeed_engine import Options, build, client, make, process_group, train
 from tests.support.numbered_steps import saved
+from tests.support.tiny_run import GROUP
 
 ORDER = ("0.weight", "2.weight", "0.bias", "1.weight", "1.bias", "2.bias")
 SAID = {
@@ -60,6 +63,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shapes = {n: tuple(p.shape) for n, p in engine.module.named_parameters()}
     models = [{name: torch.zeros(shapes[name]) for name in ORDER} for _ in range(3)]
     saved(folder / "trainer", 1, models, {})
+    saved(folder / "other trainer", 1, models, {})
+    path = folder / "other trainer" / "checkpoint-1" / "optimizer.pt"
+    adam = torch.load(path)
+    adam["param_groups"][0] |= {"betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.3}
+    torch.save(adam, path)
     (folder / "order.txt").write_text("\n".join(ORDER))
     return folder
 
@@ -71,6 +79,51 @@ def test_what_the_target_can_not_hold_is_named_with_what_sets_it(runs: Path, tar
     }  # fmt: skip
     made = plan(Run.open(runs / target), from_data({"transplant": section}))
     assert {str(text) for text in made.warnings} == SAID[target]
+
+
+def said(source: Path, target: Path, settings: str) -> set[str]:
+    order = str(source.parent / "order.txt")
+    section = {"source": str(source), "order": order, "settings": settings}
+    made = plan(Run.open(target), from_data({"transplant": section}))
+    return {str(text).replace(str(source), "") for text in made.warnings}
+
+
+def with_an_empty_group(runs: Path, name: str, first: bool) -> Iterator[Path]:
+    """The run, and where a Trainer saved it, once more with a param group of no parameter."""
+    yield runs / name
+    if "trainer" not in name:
+        return
+    run = runs / f"{name}, {first}"
+    if not run.exists():
+        shutil.copytree(runs / name, run)
+        (step,) = run.glob("checkpoint-*")
+        adam, schedule = (torch.load(step / f"{each}.pt") for each in ("optimizer", "scheduler"))
+        empty = {"betas": (0.5, 0.6), "eps": 0.5, "weight_decay": 0.5, "params": []}
+        adam["param_groups"].insert(0 if first else 1, {**GROUP, **empty})
+        schedule |= {key: schedule[key] * 2 for key in ("base_lrs", "_last_lr", "lr_lambdas")}
+        torch.save(adam, step / "optimizer.pt")
+        torch.save(schedule, step / "scheduler.pt")
+    yield run
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("source", "target", "settings"),
+    [
+        ("trainer", "fp16", "source"), ("trainer", "fp16", "template"),
+        ("source", "trainer", "template"), ("trainer", "other trainer", "source"),
+        ("trainer", "other trainer", "template"),
+    ],
+)  # fmt: skip
+def test_a_group_without_parameters_yields_no_advice(
+    runs: Path, source: str, target: str, settings: str, first: bool
+) -> None:
+    """In either run, or in both: the sentences are those without it."""
+    known = said(runs / source, runs / target, settings)
+    assert any("weight_decay" in text for text in known) == (settings == "template")
+    for one in with_an_empty_group(runs, source, first):
+        for other in with_an_empty_group(runs, target, first):
+            assert said(one, other, settings) == known, (one, other)
 
 
 @pytest.mark.parametrize("target", SAID)
