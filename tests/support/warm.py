@@ -9,6 +9,8 @@ libraries, which nothing has used: no thread, no process group, no kernel.
 
 from __future__ import annotations
 
+import gc
+import inspect
 import json
 import os
 import runpy
@@ -44,12 +46,16 @@ def import_libraries() -> None:
     import torch
 
     torch.compiler.set_default_backend("eager")
+    import deepspeed.comm.mori
+    import deepspeed.module_inject.auto_ep_layer
     import deepspeed.runtime.zero.muon.muon_optimizer
     import omegaconf
     import torch.distributed.checkpoint
     import torch.utils.tensorboard
 
     assert deepspeed and omegaconf
+    inspect.getmodule(import_libraries)  # once, for each definition of a kernel asks for its file
+    gc.freeze()  # what all share is no garbage: a look at it would copy it
     assert len([*Path("/proc/self/task").iterdir()]) == 1, (
         "a process with threads is not forked safely"
     )
