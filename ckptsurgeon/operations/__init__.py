@@ -17,11 +17,13 @@ class Operation:
     `--help` shows of each.
 
     The module is imported when it is needed. Its COMMANDS says which function a command is: one
-    that returns the Recipe that was typed."""
+    that returns the Recipe that was typed. A recipe without a section that stands in each means one
+    with its defaults."""
 
     module: str
     sections: tuple[str, ...]
     commands: dict[str, str] = field(default_factory=dict)
+    in_each_recipe: bool = False
 
     def kinds(self) -> list[type[Section]]:
         """The sections of a recipe that it takes."""
@@ -43,15 +45,19 @@ OPERATIONS = (
     Operation(f"{HERE}.set_commands", ("Hyperparameters",), {
         "set-lr": "Change the learning-rate schedule.",
         "set": "Change hyperparameters in every place that keeps them.",
-    }),
+    }, in_each_recipe=True),
     Operation(f"{HERE}.cooldown", ("Cooldown",), {
         "cooldown": "Let the learning rate decay from this step on."
     }),
     Operation(f"{HERE}.rewarm_schedule", ("RewarmSchedule",)),
     Operation(f"{HERE}.group_settings", ("GroupSettings",)),
-    Operation(f"{HERE}.reset", ("Reset",), {"reset": "Reset the Adam moments or the loss scale."}),
+    Operation(f"{HERE}.reset", ("Reset",), {
+        "reset": "Reset the Adam moments or the loss scale."
+    }, in_each_recipe=True),
     Operation(f"{HERE}.rewarm", ("Rewarm",)),
-    Operation(f"{HERE}.skip", ("Skip",), {"skip": "Skip the data of some iterations."}),
+    Operation(f"{HERE}.skip", ("Skip",), {
+        "skip": "Skip the data of some iterations."
+    }, in_each_recipe=True),
     Operation(f"{HERE}.swap_optimizer", ("SwapOptimizer",), {
         "swap-optimizer": "Switch the run to another optimizer."
     }),
@@ -73,11 +79,11 @@ OPERATIONS = (
     Operation(f"{HERE}.events", ("TensorBoard",), {
         "truncate-tb-events": "Cut TensorBoard events after an iteration.",
         "rename-tb-events": "Rename TensorBoard tags.",
-    }),
+    }, in_each_recipe=True),
     Operation(f"{HERE}.logs", ("Logs",), {
         "truncate-logs": "Cut every log of the run after a step.",
         "rename-logs": "Rename what is logged, in every log of the run.",
-    }),
+    }, in_each_recipe=True),
     Operation(f"{HERE}.relaunch", ("Relaunch",)),
 )  # fmt: skip
 """In this order a plan lists their changes, a title and a recipe their sections, and `--help` their
@@ -89,10 +95,18 @@ def kinds() -> list[type[Section]]:
     return [kind for operation in OPERATIONS for kind in operation.kinds()]
 
 
+def stands(kind: type[Section]) -> bool:
+    """Whether each recipe has this section, given or with its defaults."""
+    return any(op.in_each_recipe and kind.__name__ in op.sections for op in OPERATIONS)
+
+
 def in_order(recipe: Recipe) -> list[Section]:
-    """The sections of `recipe`, with those that stand in every recipe."""
-    known = kinds()
+    """The sections of `recipe`, with those that stand in every recipe; only their modules are
+    imported."""
+    given = {kind.__name__ for kind in recipe.given}
+    asked = [op for op in OPERATIONS if op.in_each_recipe or given.intersection(op.sections)]
+    known = [kind for operation in asked for kind in operation.kinds()]
     unknown = [kind.__name__ for kind in recipe.given if kind not in known]
     if unknown:
         raise LookupError(f"no operation is listed for {', '.join(unknown)}")
-    return [recipe[kind] for kind in known if kind.standing or kind in recipe.given]
+    return [recipe[kind] for kind in known if kind in recipe.given or stands(kind)]

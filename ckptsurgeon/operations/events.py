@@ -38,7 +38,6 @@ class TensorBoard(Section):
     `branch`, `order`, `axes` and `samples` decide what the logs can't prove (logs/lineage.py)."""
 
     key: ClassVar[str] = "tensorboard"
-    standing: ClassVar[bool] = True
     on_logs: ClassVar[bool] = True
 
     truncate: Annotated[bool, Key("leave the logs alone in a rollback", "--no-truncate")] = True

@@ -36,7 +36,6 @@ class Hyperparameters(Section):
     `settings` are the numbers that have no key of their own."""
 
     key: ClassVar[str] = "set"
-    standing: ClassVar[bool] = True
     synonyms: ClassVar[Mapping[str, str]] = {
         "learning_rate": "lr", "max_lr": "lr", "peak_lr": "lr", "lr_warmup_samples": "warmup",
         "warmup_steps": "warmup", "warmup_samples": "warmup", "lr_decay_samples": "decay",

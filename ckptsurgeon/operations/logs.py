@@ -36,7 +36,6 @@ class Logs(Section):
     `tensorboard`."""
 
     key: ClassVar[str] = "logs"
-    standing: ClassVar[bool] = True
     on_logs: ClassVar[bool] = True
 
     after: Annotated[

@@ -56,8 +56,6 @@ class Reset(Section):
     `moments` narrows it: zeroing only exp_avg_sq makes the first update up to 79,500 times lr and
     is refused, and keeping step makes it (1 - β1)/√(1 - β2) times lr, which the plan says."""
 
-    standing: ClassVar[bool] = True
-
     reset: Annotated[
         list[str],
         Key(

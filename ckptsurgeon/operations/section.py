@@ -27,8 +27,6 @@ class Section(Fields):
 
     Each hook below has a default that does nothing."""
 
-    standing: ClassVar[bool] = False
-    """Whether a recipe without this section means one with its defaults."""
     on_logs: ClassVar[bool] = False
     """Whether it works on a log folder without checkpoints."""
     fills_parameters: ClassVar[bool] = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
@@ -31,8 +31,6 @@ class Skip(Section):
 
     `skip_by_counters` advances the consumed samples past them instead, and keeps the numbers of
     the iterations."""
-
-    standing: ClassVar[bool] = True
 
     skip: Annotated[
         list[str],

@@ -19,7 +19,7 @@ from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.formats.layout import Paged
 from ckptsurgeon.formats.optimizers.param_groups import epsilon, rates
 from ckptsurgeon.hints import command
-from ckptsurgeon.operations import carried_logs, parameter_names
+from ckptsurgeon.operations import carried_logs, parameter_names, stands
 from ckptsurgeon.operations.computed_changes import sources_of, with_copies
 from ckptsurgeon.operations.events import TensorBoard
 from ckptsurgeon.operations.key import Key
@@ -117,7 +117,7 @@ class Transplant(Section):
             )
         for kind, section in recipe.given.items():
             own = kind in (Transplant, TensorBoard, Relaunch)
-            if own or (kind.standing and section == kind()):
+            if own or (stands(kind) and section == kind()):
                 continue
             key = kind.key or kind.__name__.lower()
             raise UsageError(

@@ -54,7 +54,8 @@ def from_data(
             raise unknown_key(key, [*HEADER, *kinds], where)
         elif not kind.key:
             sections.setdefault(kind, {})[key] = value
-        elif value is not None or kind.standing:  # `rollback:` without a value asks for nothing
+        elif value is not None or operations.stands(kind):
+            # `rollback:` without a value asks for nothing
             sections[kind] = value
     version = header.pop("version", 1)
     if version != 1:
@@ -71,7 +72,7 @@ def to_data(recipe: Recipe) -> dict[str, Any]:
         values = _sparse(section)
         if not section.key:
             data |= values
-        elif values or not section.standing:
+        elif values or not operations.stands(type(section)):
             data[section.key] = values
     return data
 

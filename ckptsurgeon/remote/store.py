@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -77,6 +76,8 @@ class Store:
     @staticmethod
     def said_at(answer: Mapping[str, Any]) -> float:
         """When the store gave this answer, by its own clock."""
+        from email.utils import parsedate_to_datetime
+
         headers = answer["ResponseMetadata"]["HTTPHeaders"]
         return parsedate_to_datetime(str(headers["date"])).timestamp()
 

@@ -49,6 +49,8 @@ class LogFiles:
 
     def others(self) -> list[Path]:
         """All but event files."""
+        if not self.stored:
+            return [*self.rows, *self.wandb, *self.databases]
         from ckptsurgeon.logs.mlruns.run_folder import RunFolder
 
         stored = (path for folder in self.stored for path in RunFolder(folder).texts())
@@ -99,20 +101,31 @@ class LogFolders:
         return seen
 
     def sources(self) -> list[LogSource]:
-        """Each of them, as what cuts, renames and notes."""
-        from ckptsurgeon.logs.databases import found
-        from ckptsurgeon.logs.event_folder import EventFolder
-        from ckptsurgeon.logs.mlruns import store
-        from ckptsurgeon.logs.row_file import RowFile
-        from ckptsurgeon.logs.wandb import offline_run
-
+        """Each of them, as what cuts, renames and notes. A kind of log that the run has not is not
+        imported."""
         files = self.by_kind()
-        events: list[LogSource] = [EventFolder(path, self.root) for path in files.folders]
-        tables = (RowFile(path, self.root) for path in files.rows)
-        runs = offline_run.found(files.wandb, self.root)
-        databases = found.found(files.databases, self.root, self.tracker_runs())
-        stores = store.found(files.stored, self.root, self.tracker_runs())
-        return [*events, *tables, *runs, *databases, *stores]
+        sources: list[LogSource] = []
+        if files.folders:
+            from ckptsurgeon.logs.event_folder import EventFolder
+
+            sources += [EventFolder(path, self.root) for path in files.folders]
+        if files.rows:
+            from ckptsurgeon.logs.row_file import RowFile
+
+            sources += [RowFile(path, self.root) for path in files.rows]
+        if files.wandb:
+            from ckptsurgeon.logs.wandb import offline_run
+
+            sources += offline_run.found(files.wandb, self.root)
+        if files.databases:
+            from ckptsurgeon.logs.databases import found
+
+            sources += found.found(files.databases, self.root, self.tracker_runs())
+        if files.stored:
+            from ckptsurgeon.logs.mlruns import store
+
+            sources += store.found(files.stored, self.root, self.tracker_runs())
+        return sources
 
     def tracker_runs(self) -> list[str]:
         """The runs in databases of trackers that the settings name."""
