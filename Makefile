@@ -21,11 +21,12 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Containers often set it; each of the hundreds of processes of a test run would compile all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv test test-formats test-cluster test-network test-remote drift torch-headers lint kernels nightly demo bench dist clean
+.PHONY: help venv test test-long test-formats test-cluster test-network test-remote drift torch-headers lint kernels nightly demo bench dist clean
 
 help:
 	@echo "make venv     .venv with everything, by constraints.txt"
-	@echo "make test     lint, types, import contracts, and the whole test suite"
+	@echo "make test     lint, types, import contracts, and all tests that are short"
+	@echo "make test-long  those that take several seconds each"
 	@echo "make test-formats  checkpoints of other libraries, which it installs"
 	@echo "make test-cluster  workers of Dask, and jobs of a real SLURM, which it installs (Debian, root)"
 	@echo "make test-network  runs on a file system that is far away: libfuse, which it installs (Debian, root)"
@@ -53,7 +54,13 @@ lint: venv
 
 test: venv
 	$(MAKE) --no-print-directory -j2 lint kernels
-	$(IN_MEMORY) $(PY) -m pytest -m "not slow and not formats and not cluster and not remote and not network" $(PARALLEL)
+	$(IN_MEMORY) $(PY) -m pytest -m "not long and $(HERE)" $(PARALLEL)
+
+test-long: venv kernels
+	$(IN_MEMORY) $(PY) -m pytest -m "long and $(HERE)" $(PARALLEL)
+
+# What needs nothing but the usual environment.
+HERE = not slow and not formats and not cluster and not remote and not network
 
 # Where no test waits for them; where they can't be built, the tests say so.
 kernels: venv

@@ -30,6 +30,7 @@ def test_a_shard_of_small_tensors_takes_less_cpu_time_than_loading_and_saving_it
     assert row.measured > 3
 
 
+@pytest.mark.long
 def test_a_tenth_of_bloom_is_planned_edited_verified_and_restored() -> None:
     rows = measure(["bloom"], quick=True)
     names = [row.what.rsplit(": ", 1)[1] for row in rows]

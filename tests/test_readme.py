@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.launch import REPO
 from tests.support.transcripts import BLOCK, matches
 
@@ -19,6 +21,7 @@ def transcript(name: str) -> list[str]:
     return next(body for word, body in BLOCK.findall(README) if word == name).splitlines()
 
 
+@pytest.mark.long
 def test_the_demo_recovers_and_prints_what_the_readme_shows(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.demo", str(tmp_path / "demo")],

@@ -73,6 +73,7 @@ def test_one_more_shard_takes_no_more_calls_than_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not may_trace(), reason="strace counts the calls")
+@pytest.mark.long
 def test_status_takes_no_more_calls_for_one_more_step_than_before(tmp_path: Path) -> None:
     counted = []
     for steps in (2, 6):

@@ -31,6 +31,7 @@ CASES: dict[str, tuple[list[tuple[str, int, str]], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.long
 def test_each_case_prints_what_the_page_shows(
     corpus: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:

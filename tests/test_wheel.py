@@ -20,6 +20,8 @@ from tests.conftest import Trained
 from tests.support.launch import REPO
 from tests.support.snapshot import snapshot
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -146,7 +146,7 @@ def cut_or_rename(
     warnings: list[str] = []
     counts: list[Counts] = []
     branch = _branch(run, section.branch)
-    if cut_at is not None:
+    if cut_at is not None and sources:
         from ckptsurgeon.logs.printed.families import late
         from ckptsurgeon.logs.source import Cut
 
@@ -159,7 +159,7 @@ def cut_or_rename(
             made, sentences = source.cut(cut)
             changes += made
             warnings += sentences
-    elif section.rename:
+    if section.rename:
         from ckptsurgeon.logs.source import NewNames
 
         names = NewNames(section.rename, section.regex, section.allow_merge)
@@ -174,9 +174,12 @@ def cut_or_rename(
 
 def event_folders(run: Run) -> list[LogSource]:
     """The logs that are event files."""
+    sources = run.log_sources()
+    if not sources:
+        return []
     from ckptsurgeon.logs.event_folder import EventFolder
 
-    return [source for source in run.log_sources() if isinstance(source, EventFolder)]
+    return [source for source in sources if isinstance(source, EventFolder)]
 
 
 def linked(run: Run) -> list[str]:

@@ -326,6 +326,7 @@ def test_poor_files_are_never_a_verdict(
         ("log.csv", 'Step,a - loss,b - loss\n1,2,3\n', "a - loss, b - loss", "loss=b - loss"),
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_a_file_without_a_known_loss_is_refused_with_what_it_has(
     surgeon: Surgeon, tmp_path: Path, name: str, content: str, says: str, next: str
 ) -> None:

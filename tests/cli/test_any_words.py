@@ -82,6 +82,7 @@ def test_the_examples_of_every_command_print_one_document(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(words=typed(), place=st.sampled_from(PLACES))
+@pytest.mark.long
 def test_any_words_lead_to_one_document(
     surgeon: Surgeon, places: Path, words: list[str], place: str
 ) -> None:

@@ -78,6 +78,7 @@ def test_an_lr_below_min_lr_is_refused_with_the_command_that_works(trained: Trai
     assert " set-lr 1e-05 --min-lr 1e-06" in said
 
 
+@pytest.mark.long
 def test_an_lr_in_yaml_is_a_number_with_and_without_a_point(
     trained: Trained, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ def test_what_belongs_to_an_srun_is_refused_elsewhere() -> None:
     assert code == 2 and "is for the tasks of an srun" in error
 
 
+@pytest.mark.long
 def test_a_surgery_with_records_in_threads_is_the_usual_one(trained: Trained) -> None:
     root = trained(zero=1, dtype="bf16")
     other = Path(shutil.copytree(root, root.with_name("other")))
@@ -95,6 +96,7 @@ def ranks(of: int, *words: object, cwd: Path | None = None) -> list[tuple[int, s
     return [(p.returncode, *each) for p, each in zip(started, said, strict=True)]
 
 
+@pytest.mark.long
 def test_the_tasks_of_an_srun_share_a_surgery_and_the_last_one_answers(trained: Trained) -> None:
     root = trained(zero=1, dtype="bf16", ranks=2)
     other = Path(shutil.copytree(root, root.with_name("other")))
@@ -131,6 +133,7 @@ READ = (
 
 @pytest.mark.thinned(5)
 @pytest.mark.parametrize("words", READ, ids=lambda words: "-".join(map(str, words)))
+@pytest.mark.long
 def test_the_tasks_of_an_srun_share_what_is_read(
     trained: Trained, tmp_path: Path, words: tuple[object, ...]
 ) -> None:
@@ -147,6 +150,7 @@ def test_the_tasks_of_an_srun_share_what_is_read(
     assert [*folder.iterdir()] == []
 
 
+@pytest.mark.long
 def test_a_damaged_shard_is_found_by_whoever_reads_it(trained: Trained, tmp_path: Path) -> None:
     root = trained(zero=1, dtype="bf16", ranks=2)
     for shard in sorted((root / "global_step8").glob("*optim*")):
@@ -161,6 +165,7 @@ def test_a_damaged_shard_is_found_by_whoever_reads_it(trained: Trained, tmp_path
         assert last[:2] == alone[:2] and helpers == [(0, "", "")] * 2
 
 
+@pytest.mark.long
 def test_an_export_by_the_tasks_of_an_srun_is_that_of_one_process(
     trained: Trained, tmp_path: Path
 ) -> None:
@@ -174,6 +179,7 @@ def test_an_export_by_the_tasks_of_an_srun_is_that_of_one_process(
     assert not [*tmp_path.glob("b?*")]
 
 
+@pytest.mark.long
 def test_ranks_are_refused_elsewhere_and_beside_a_scheduler() -> None:
     words = ("average", "6", "8", "--ranks-from-env")
     code, _, error = surgeon(*words)

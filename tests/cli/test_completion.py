@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.conftest import Trained
@@ -31,6 +32,7 @@ def complete(line: str, folder: Path) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.long
 def test_a_step_is_completed_with_the_saved_ones(trained: Trained, tmp_path: Path) -> None:
     root = trained()
     assert complete("ckptsurgeon rollback --to ", root) == ["2", "4", "6", "8"]
@@ -39,6 +41,7 @@ def test_a_step_is_completed_with_the_saved_ones(trained: Trained, tmp_path: Pat
     assert complete("ckptsurgeon rollback --to ", tmp_path) == []
 
 
+@pytest.mark.long
 def test_a_step_of_a_format_that_is_given(tmp_path: Path) -> None:
     """By a page in the settings of the run, on either side of the command, or not at all."""
     for step in (10, 20):
@@ -52,6 +55,7 @@ def test_a_step_of_a_format_that_is_given(tmp_path: Path) -> None:
     assert complete("ckptsurgeon rollback --to ", tmp_path) == ["10", "20"]
 
 
+@pytest.mark.long
 def test_values_are_completed_where_they_are_known(trained: Trained) -> None:
     root = trained()
     assert complete("ckptsurgeon reset ", root) == ["moments", "loss-scale"]

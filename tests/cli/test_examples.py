@@ -75,6 +75,7 @@ def diverge(run: Path) -> None:
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("line", CASES)
+@pytest.mark.long
 def test_an_example_works_as_it_stands(
     surgeon: Surgeon,
     tmp_path: Path,

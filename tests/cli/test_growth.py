@@ -95,6 +95,7 @@ LOOKS = (
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("format", STEPS)
+@pytest.mark.long
 def test_a_step_costs_the_same_in_a_run_of_many(
     format: str, sizes: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def files_within(root: Path, many: int) -> None:
 @pytest.mark.parametrize(
     "make", [receipts, event_files, files_beside, folders_beside, files_within]
 )
+@pytest.mark.long
 def test_so_does_whatever_else_is_in_a_run(
     make: Callable[[Path, int], None], sizes: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -223,6 +225,7 @@ def test_a_transplant_reads_the_places_of_the_source_once_however_many_shards(
 
 
 @pytest.mark.parametrize("few", [25, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_twice_the_shards_take_twice_the_receipt_and_memory_of_a_transplant(
     few: int, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def printed(documents: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return dict(documents)
 
 
+@pytest.mark.long
 def test_the_documents_have_the_documented_keys(printed: dict[str, dict[str, Any]]) -> None:
     assert {name: list(document) for name, document in printed.items()} == documented()
     for name, document in printed.items():

@@ -174,6 +174,7 @@ def test_advice_is_by_the_only_log_that_has_the_loss(surgeon: Surgeon, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["mlflow.db", "p.db", "mlruns", "metrics.csv", "wandb"])
+@pytest.mark.long
 def test_the_only_log_shows_what_was_left_and_what_is_wrong(
     surgeon: Surgeon, tmp_path: Path, name: str
 ) -> None:

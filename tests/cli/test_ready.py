@@ -262,6 +262,7 @@ def test_it_opens_the_pointers_and_one_step(
 # --- killed --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_killed_at_every_call_a_repair_is_before_or_after() -> None:
     found = reports((TORN, faults, ("KILL",)), (ASIDE, faults, ("KILL",), (False,), 3))
     sound(found, 60)

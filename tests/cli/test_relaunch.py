@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.support.launch import REPO
 
 
+@pytest.mark.long
 def test_a_rollback_relaunches_the_bundled_trainer(trained: Trained) -> None:
     root = trained()
     words = "rollback --to 6 --set beta1=0.8 --yes --relaunch"
@@ -63,6 +66,7 @@ def test_a_later_step_that_was_there_before_is_not_the_trainers(
     assert surgeon("verify", 8, "--after", 6, "-C", root).exit_code == 4
 
 
+@pytest.mark.long
 def test_a_trainer_that_began_with_a_cold_optimizer_is_exit_4(
     surgeon: Surgeon, trained: Trained
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_broken_promise_ends_the_job_with_4(trained: Trained, tmp_path: Path) 
     assert (root / "stop here").read_text() == "a person wants it"
 
 
+@pytest.mark.long
 def test_a_job_does_not_load_a_torn_save(trained: Trained, tmp_path: Path) -> None:
     root = trained()
     steps = Run.open(root).steps()

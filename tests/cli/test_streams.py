@@ -34,6 +34,7 @@ def receipts(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.long
 def test_a_closed_stream_is_no_traceback(trained: Trained, closed: str) -> None:
     root = trained()
     done = shell(f"surgeon set-lr 5e-4 --yes -C {root} {closed}")
@@ -59,6 +60,7 @@ def test_a_plan_that_can_not_be_shown_is_not_applied(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("words", ["set-lr 5e-4 --yes", "set-lr 5e-4 --yes --json"])
+@pytest.mark.long
 def test_a_reader_of_one_line_decides_nothing(trained: Trained, words: str) -> None:
     """The plan was shown, or was not: then stderr says that nothing was done."""
     root = trained()
@@ -75,6 +77,7 @@ def test_a_reader_of_one_line_decides_nothing(trained: Trained, words: str) -> N
             )
 
 
+@pytest.mark.long
 def test_no_attic_is_removed_that_could_not_be_named(trained: Trained) -> None:
     """Where the reader has gone, as where the disk behind stdout is full."""
     root = trained()

@@ -149,6 +149,7 @@ def test_without_a_terminal_only_yes_counts(surgeon: Surgeon, trained: Trained) 
 
 
 @pytest.mark.parametrize(("typed", "status"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("\x03", 130)])
+@pytest.mark.long
 def test_on_a_terminal_it_asks(trained: Trained, typed: str, status: int) -> None:
     root = trained()
     before = snapshot(root)

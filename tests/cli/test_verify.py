@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench import chunked
 from ckptsurgeon.report.run import FINDINGS
 
 
+@pytest.mark.long
 def test_of_many_findings_the_first_are_shown(tmp_path: Path) -> None:
     chunked.make(tmp_path, 4, 20)
     for command, lines in (("verify", 1), ("doctor", 2)):

@@ -32,6 +32,7 @@ DENSITY = [pytest.param(18, id="thin"), pytest.param(1, id="dense", marks=pytest
 
 
 @pytest.mark.parametrize("every", DENSITY)
+@pytest.mark.long
 def test_an_average_is_before_or_after(trained: Trained, every: int) -> None:
     """Weights and masters lie in two files: a load finds both old, both new, or no file to load."""
     original = trained(zero=1, dtype="bf16")
@@ -79,6 +80,7 @@ EVERY = [pytest.param(45, id="thin"), pytest.param(1, id="dense", marks=pytest.m
 
 
 @pytest.mark.parametrize("every", EVERY)
+@pytest.mark.long
 def test_a_transplant_is_before_or_after(trained: Trained, tmp_path: Path, every: int) -> None:
     """The step that `latest` names is the old one or the new one, whole; the event files, too."""
     source = trained(zero=1, dtype="bf16").rename(tmp_path / "source")

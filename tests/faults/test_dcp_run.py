@@ -20,6 +20,7 @@ from tests.support.megatron_dist import save
         pytest.param(True, 1, id="file-dense", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.long
 def test_a_surgery_is_before_or_after(tmp_path: Path, file: bool, every: int) -> None:
     apply, undo = surgeries(save(tmp_path / "run", integrity=True, file=file))
     found = reports(

@@ -26,6 +26,7 @@ def test_kill_at_every_call() -> None:
 
 
 @density(8)
+@pytest.mark.long
 def test_every_disk_error_at_every_call_once_and_for_good(every: int) -> None:
     found = reports(
         *((scenario, faults, ("ENOSPC", "EIO"), BOTH, every) for scenario in (ROLLBACK, UNDO)),
@@ -52,6 +53,7 @@ def test_full_disk_at_every_call(every: int) -> None:
 
 
 @density(8)
+@pytest.mark.long
 def test_broken_and_short_calls_are_made_again(every: int) -> None:
     kinds = ("EINTR", "SHORT")
     once = reports(*((each, faults, kinds, (False,), every) for each in (ROLLBACK, UNDO)))
@@ -78,6 +80,7 @@ def test_kill_at_every_call_of_a_recovery(every: int) -> None:
 
 
 @density(2)
+@pytest.mark.long
 def test_disk_errors_at_every_call_of_a_recovery(every: int) -> None:
     found = reports(
         (ROLLBACK, faults_in_recovery, ("EIO", "FULL", "CTRL-C"), (False,), 34 * every),
@@ -89,6 +92,7 @@ def test_disk_errors_at_every_call_of_a_recovery(every: int) -> None:
 
 
 @density(3)
+@pytest.mark.long
 def test_faults_while_threads_are_at_work(every: int) -> None:
     """The order of calls differs from run to run; the verdict must not."""
     found = reports(

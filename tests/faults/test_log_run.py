@@ -14,6 +14,7 @@ from tests.faults.sweep import faults, faults_in_recovery, reports
 @pytest.mark.parametrize(
     "every", [pytest.param(12, id="thin"), pytest.param(1, id="dense", marks=pytest.mark.slow)]
 )
+@pytest.mark.long
 def test_logs_are_cut_with_the_checkpoints_or_not_at_all(tmp_path: Path, every: int) -> None:
     apply, _ = surgeries(make(tmp_path / "run"))
     (found,) = reports((apply, faults, ("KILL",), (False,), every))

@@ -12,6 +12,7 @@ from tests.faults.toy import ROLLBACK, SCENARIOS, SET_LR, UNDO, UNDO_SET
 RULES = ("strict", "ext4")
 
 
+@pytest.mark.long
 def test_every_state_of_a_cut() -> None:
     sound(reports(*((scenario, cuts, "strict") for scenario in (ROLLBACK, UNDO))), 400)
 
@@ -28,6 +29,7 @@ def test_every_state_of_every_cut() -> None:
         pytest.param(1, 1800, id="dense", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.long
 def test_cut_during_the_recovery_from_a_kill(every: int, at_least: int) -> None:
     found = reports(
         (ROLLBACK, cuts_in_recovery, "strict", 32 * every),
@@ -47,6 +49,7 @@ def test_cut_during_every_other_recovery() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
+@pytest.mark.long
 def test_real_cuts(kind: str) -> None:
     reason = unavailable(kind)
     if reason is not None:

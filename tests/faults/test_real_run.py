@@ -11,6 +11,7 @@ from tests.faults.sweep import faults, faults_in_recovery, reports
 
 
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_a_real_surgery_is_before_or_after(trained: Trained, every: int) -> None:
     apply, undo, compact = surgeries(trained(ranks=2))
     found = reports(

@@ -66,6 +66,7 @@ def rebuilt(data: bytes, chance: random.Random) -> bytes:
 @needs_native
 @pytest.mark.parametrize("rounds", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.long
 def test_both_readers_agree_on_any_order_of_opcodes(
     tmp_path: Path, protocol: int, rounds: int
 ) -> None:

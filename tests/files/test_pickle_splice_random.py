@@ -93,6 +93,7 @@ def like(old: Any, new: Any) -> Any:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(trees(), st.sampled_from([2, 3, 4, 5]), st.booleans(), st.data())
+@pytest.mark.long
 def test_agrees_with_plain_python(
     tree: dict[Any, Any], protocol: int, in_python: bool, data: st.DataObject
 ) -> None:

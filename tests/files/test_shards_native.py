@@ -101,6 +101,7 @@ def places(found: Scan) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", range(5))
+@pytest.mark.long
 def test_a_scan_finds_the_same_places(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     good = seeds()[number]
     chance = random.Random(number)

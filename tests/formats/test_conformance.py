@@ -42,6 +42,7 @@ LIBRARIES = {"lightning", "lightning-sharded", "lightning-deepspeed"}
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.long
 def test_a_format_of_the_table(run_of: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     root = Path(shutil.copytree(run_of(name), tmp_path / "run", symlinks=True))
     for law in LAWS:
@@ -49,6 +50,7 @@ def test_a_format_of_the_table(run_of: Callable[[str], Path], tmp_path: Path, na
 
 
 @pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.long
 def test_a_format_beside_the_table(tmp_path: Path, name: str) -> None:
     root = OTHERS[name](tmp_path / "run")
     for law in LAWS:

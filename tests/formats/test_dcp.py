@@ -226,6 +226,7 @@ def test_hostile_metadata_is_refused(tmp_path: Path) -> None:
         Run.open(root).checkpoint(6)
 
 
+@pytest.mark.long
 def test_a_metadata_of_a_hundred_thousand_chunks_is_read(tmp_path: Path) -> None:
     """As FSDP on 256 ranks saves 100 tensors with their moments: one opcode for every two bytes."""
     described, stored = {}, {}

@@ -110,6 +110,7 @@ def promised(made: Plan) -> dict[str, Any]:
     by="deepspeed",
 )
 @pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.long
 def test_the_engine_uses_what_was_set_and_reset(tmp_path: Path, name: str) -> None:
     options = VARIANTS[name]
     make(tmp_path / "run", options)

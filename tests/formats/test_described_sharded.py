@@ -198,6 +198,7 @@ def as_torch(name: str, first: State, last: State) -> State:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.long
 def test_new_numbers_of_verl(made: Make, sharded: bool) -> None:
     """Of FSDP1 as it flattens them, and the DTensors of FSDP2, as a rank loads them."""
     from torch.distributed.device_mesh import init_device_mesh

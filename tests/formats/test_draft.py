@@ -88,6 +88,7 @@ layouts = st.builds(
 
 @given(layouts)
 @settings(max_examples=25, phases=[Phase.generate], deadline=None, derandomize=True, database=None)
+@pytest.mark.long
 def test_a_drafted_page_reads_rolls_back_edits_and_is_undone(layout: Layout) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve() / "run"

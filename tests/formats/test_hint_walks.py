@@ -144,6 +144,7 @@ def _looks(words: Sequence[str]) -> bool:
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.long
 def test_every_hint_leads_to_something_that_works(
     run_of: Callable[[str], Path],
     name: str,

@@ -54,6 +54,7 @@ def copied(run: Path, folder: Path) -> Path:
         for name in FORMATS
     ],
 )
+@pytest.mark.long
 def test_each_yes_is_done_verified_and_undone(
     run_of: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
@@ -78,6 +79,7 @@ def test_each_yes_is_done_verified_and_undone(
 
 @pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.long
 def test_a_column_of_the_table_is_what_plan_answers(
     run_of: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:

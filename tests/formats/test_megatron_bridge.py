@@ -99,6 +99,7 @@ def test_pointers_that_are_lost_or_disagree_are_repaired(tmp_path: Path) -> None
     assert not Run.open(root).complete(30)
 
 
+@pytest.mark.long
 def test_what_is_not_persistent_has_a_pointer_of_its_own(tmp_path: Path) -> None:
     """Bridge reads its counters there too, and its tracker nowhere."""
     root = save(tmp_path / "run", (10, 30), tier="global")

@@ -87,6 +87,7 @@ def test_what_is_missing_or_contradicts_itself_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
+@pytest.mark.long
 def test_new_numbers_are_torchs(tmp_path: Path, named: bool) -> None:
     root = save(tmp_path, named=named, shuffled=True)
     first, last = (gathered(root, step, named=named) for step in (20, 30))

@@ -100,6 +100,7 @@ def _answer(run: Path, folder: Path, capability: str) -> str:
 
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.long
 def test_every_capability_answers_alike(pair: tuple[Path, Path], capability: str) -> None:
     flat, nested = pair
     alone = _answer(flat, flat, capability)

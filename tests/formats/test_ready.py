@@ -112,6 +112,7 @@ def sound(root: Path, step: int | None, level: int) -> None:
 @pytest.mark.thinned(5)
 @pytest.mark.parametrize("examples", [1, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.long
 def test_a_torn_run_is_not_ready_or_names_a_sound_step(
     run_of: Callable[[str], Path], tmp_path: Path, name: str, examples: int
 ) -> None:

@@ -186,6 +186,7 @@ WEIRD = [None, "x", [], {}, -1, float("nan"), float("inf"), 10**400, [None], {"a
 
 
 @pytest.mark.parametrize("name", ["CosineAnnealingLR", "OneCycleLR", "SequentialLR", "StepLR"])
+@pytest.mark.long
 def test_a_state_that_no_trainer_saves_never_becomes_a_rate(tmp_path: Path, name: str) -> None:
     import torch
 

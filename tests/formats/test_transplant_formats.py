@@ -44,6 +44,7 @@ memory: here at random."""
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.long
 def test_a_step_is_itself_after_a_transplant_into_its_own_layout(
     run_of: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:

@@ -200,6 +200,7 @@ def test_an_export_has_each_weight_once(tmp_path: Path) -> None:
     by="deepspeed",
 )
 @pytest.mark.parametrize("name", ["zero1", "zero2-bf16", "zero3"])
+@pytest.mark.long
 def test_an_engine_loads_what_torch_computes(tmp_path: Path, name: str) -> None:
     """Whichever it loads: the shards or their copy."""
     options = KINDS[name]
@@ -266,6 +267,7 @@ def test_a_step_that_was_not_converted_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero3"])
+@pytest.mark.long
 def test_copies_alone_get_new_numbers(tmp_path: Path, name: str) -> None:
     options = KINDS[name]
     two_steps(tmp_path, options)

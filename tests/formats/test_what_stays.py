@@ -41,6 +41,7 @@ def lightning_last(root: Path) -> Path:
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", [*FORMATS, LIGHTNING])
+@pytest.mark.long
 def test_what_a_plan_calls_saved_already_is_there_after_it(
     run_of: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_trainer_that_ends_well_and_has_diverged_is_treated(
 
 
 @pytest.mark.parametrize(("do", "status"), [("advise", 0), ("apply", 0), ("apply", 1)])
+@pytest.mark.long
 def test_a_watch_looks_once_more_at_what_has_ended(
     surgeon: Surgeon, trained: Trained, policy: Policies, do: str, status: int
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_watch_looks_once_more_at_what_has_ended(
 
 
 @pytest.mark.parametrize("operates", [False, True])
+@pytest.mark.long
 def test_a_watch_that_asked_says_so_when_its_trainer_ends_well(
     surgeon: Surgeon, diverged: Path, policy: Policies, operates: bool
 ) -> None:

@@ -116,6 +116,7 @@ def causes(root: Path) -> list[tuple[str, str]]:
     return [(each.cause, each.state) for each in events.read(root) if each.cause]
 
 
+@pytest.mark.long
 def test_poisoned_data_are_skipped_and_the_run_ends_well(
     corpus: Path, policy: Policies, tmp_path: Path
 ) -> None:

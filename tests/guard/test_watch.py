@@ -243,6 +243,7 @@ def test_the_same_first_sign_again_is_a_persons_to_judge(
 
 
 @pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_killed_at_any_call_it_is_gone_on_with_and_operates_once(
     diverged: Path, tmp_path: Path, every: int
 ) -> None:

@@ -179,6 +179,7 @@ def compare(name: str, shown: str) -> None:
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", [*CASES, *OPT])
+@pytest.mark.long
 def test_the_history_is_a_recipe(tmp_path: Path, original: Path, name: str) -> None:
     root = tmp_path / "run"
     kind: Any

@@ -61,6 +61,7 @@ def tags(root: Path) -> set[str]:
     return set(log.Tags()["tensors"])
 
 
+@pytest.mark.long
 def test_the_23_pairs_rename_there_and_back_byte_for_byte(trained: Trained, tmp_path: Path) -> None:
     root = trained()
     before, now = snapshot(root), tags(root)

@@ -100,6 +100,7 @@ def test_a_new_file_is_given_away_and_no_other_that_takes_its_name(
 
 
 @pytest.mark.parametrize("whose", ["the owner's", "mixed"])
+@pytest.mark.long
 def test_a_shard_that_becomes_a_link_is_not_copied(
     world: Path, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def fuzz(kind: str, good: bytes, target: Target, rounds: int, least: float) -> N
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.long
 def test_pickles(tmp_path: Path, rounds: int) -> None:
     good = Archive.open(save(plain_shard(), tmp_path / "shard.pt")).pickle()
 
@@ -81,6 +82,7 @@ def test_archives(tmp_path: Path, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.long
 def test_shards(trained: Trained, rounds: int) -> None:
     """The pickles of real shards, through the whole plan of a surgery."""
     root = trained()
@@ -114,6 +116,7 @@ def test_event_files(trained: Trained, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.long
 def test_recipes(tmp_path: Path, rounds: int) -> None:
     path = tmp_path / "recipe.yaml"
 

@@ -41,6 +41,7 @@ def seed(kind: str, folder: Path) -> bytes:
 
 @pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.long
 def test_no_input_that_coverage_leads_to_escapes(tmp_path: Path, kind: str, rounds: int) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()

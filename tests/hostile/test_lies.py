@@ -38,6 +38,7 @@ def hostile(place: Path, source: str, lead: str, owner: int = 0) -> Path:
 
 @pytest.mark.thinned(5)
 @pytest.mark.parametrize("source", lies.SOURCES)
+@pytest.mark.long
 def test_no_command_follows_a_lie(place: Path, source: str) -> None:
     """As the user whose files the lie leads to."""
     for lead in lies.LEADS:
@@ -49,6 +50,7 @@ def test_no_command_follows_a_lie(place: Path, source: str) -> None:
 @pytest.mark.thinned(5)
 @ROOT
 @pytest.mark.parametrize("source", lies.SOURCES)
+@pytest.mark.long
 def test_root_follows_no_lie_in_the_run_of_another_user(place: Path, source: str) -> None:
     for lead in lies.LEADS:
         root = hostile(place, source, lead, lies.OWNER)

@@ -47,6 +47,7 @@ def written(world: Path, file: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["step100/shard1", "latest"])
+@pytest.mark.long
 def test_an_input_that_changes_at_any_call_before_the_commit_is_kept(
     world: Path, file: str
 ) -> None:
@@ -299,6 +300,7 @@ def test_what_it_adds_before_an_undo_stops_that_too(
     assert snapshot(root) == before
 
 
+@pytest.mark.long
 def test_what_it_adds_at_any_call_before_the_commit_stops_the_surgery(trained: Trained) -> None:
     root = trained()
     recipe = from_data({"set": {"lr": 1e-4}})

@@ -55,6 +55,7 @@ def bombs(root: Path, shard: Path, name: str) -> None:
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", [*PICKLES, "26 a deflate bomb", "37 a record of 2^60 bytes"])
+@pytest.mark.long
 def test_memory_stays_below_256_mb(trained: Trained, name: str) -> None:
     root = trained()
     bombs(root, root / "global_step8" / OPTIM, name)

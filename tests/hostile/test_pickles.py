@@ -47,6 +47,7 @@ def test_it_is_refused_with_file_and_byte(trained: Trained, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CODE)
+@pytest.mark.long
 def test_code_is_named_by_show_and_not_written(
     trained: Trained, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

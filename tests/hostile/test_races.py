@@ -172,6 +172,7 @@ def race(world: Path, act: Callable[[Path, Path], None], rounds: int) -> None:
 )
 @pytest.mark.parametrize("whose", ["the owner's", "mixed"])
 @pytest.mark.parametrize("act", ATTACKS)
+@pytest.mark.long
 def test_a_live_race_gets_nothing(act: str, whose: str, worlds: int, rounds: int) -> None:
     """In worlds that are made anew: he reads each file whole, and in one that has grown by hundreds
     of surgeries he comes too late."""

@@ -144,6 +144,7 @@ def fuzzed(worlds: tuple[Path, dict[str, Any]], kind: str, seeds: range) -> None
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.long
 def test_a_mutated_record_harms_nobody(worlds: tuple[Path, dict[str, Any]], kind: str) -> None:
     fuzzed(worlds, kind, range(16))
 

@@ -111,6 +111,7 @@ def test_in_a_run_of_the_bundled_trainer(trained: Trained, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["pipe", pytest.param("kernel", marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_in_a_run_of_transformers(tmp_path: Path, kind: str) -> None:
     root = make_run(tmp_path / "run", (2, 4, 8))
     (root / "ckptsurgeon.yaml").write_text("{}\n")
@@ -122,6 +123,7 @@ def test_in_a_run_of_transformers(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PUT)
+@pytest.mark.long
 def test_in_a_run_of_torchtitan(tmp_path: Path, kind: str) -> None:
     chunked.make(tmp_path / "run", 2, 2)
     each_in_its_place(PUT[kind], tmp_path / "run", tmp_path)

@@ -57,6 +57,7 @@ def applied_with_a_swap(
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.long
 def test_no_call_of_a_surgery_goes_through_a_swapped_folder(
     trained: Trained, tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_dict_is_not_taken_for_the_json_line(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
+@pytest.mark.long
 def test_a_trainer_that_prints_nothing_is_held_to_its_logs(trained: Trained, factor: float) -> None:
     root = trained()
     run = Run.open(root)

@@ -19,6 +19,7 @@ from tests.support.snapshot import snapshot
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_a_broken_promise_stops_the_bundled_trainer_before_its_first_step(
     trained: Trained, ranks: int
 ) -> None:

@@ -204,6 +204,7 @@ def law(examples: int) -> None:
     holds()
 
 
+@pytest.mark.long
 def test_a_rollback_leaves_one_curve_in_every_log() -> None:
     law(10)
 

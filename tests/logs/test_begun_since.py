@@ -107,6 +107,7 @@ def law(examples: int) -> None:
     holds()
 
 
+@pytest.mark.long
 def test_an_undo_leaves_no_folder_of_what_was_begun_since() -> None:
     law(8)
 

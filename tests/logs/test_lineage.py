@@ -61,6 +61,7 @@ def tr8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tr8]:
     return directory, study
 
 
+@pytest.mark.long
 def test_the_five_rollbacks_of_the_study(tr8: tuple[Path, Tr8], tmp_path: Path) -> None:
     directory, t = tr8
     cases: dict[str, tuple[int, Job, int, Parts]] = {
@@ -115,6 +116,7 @@ def test_a_named_branch_settles_it(tr8: tuple[Path, Tr8], tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("skewed", [1, 401, 622])
 @pytest.mark.parametrize("hours", [-55, 55])
+@pytest.mark.long
 def test_a_writer_whose_clock_is_55_hours_off(tmp_path: Path, skewed: int, hours: int) -> None:
     t = Tr8(skew={skewed: hours * 3600.0}, evaluate=100)
     for job in t.jobs[:3]:

@@ -86,6 +86,7 @@ def invent(seed: int, logs: Path, skewed: bool, sparse: bool) -> tuple[int, floa
     [(False, False, False), (True, False, False), (True, True, False), (False, False, True)],
     ids=["restarts", "wrong clocks", "wrong clocks, sparse logs", "without the time of the save"],
 )
+@pytest.mark.long
 def test_invented_histories_come_out_right_or_are_refused(
     skewed: bool, sparse: bool, alone: bool, tmp_path: Path
 ) -> None:

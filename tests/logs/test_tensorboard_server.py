@@ -81,6 +81,7 @@ def scalars(points: list[Point]) -> list[Point]:
 
 @pytest.mark.parametrize("skew", [0, -55 * 3600])
 @pytest.mark.parametrize("load_fast", ["true", "false"])
+@pytest.mark.long
 def test_the_server_shows_what_was_kept(load_fast: str, skew: int, tmp_path: Path) -> None:
     """Also when a writer's clock was behind, so that its file's name sorts before the older one."""
     logs = tmp_path / "logs"

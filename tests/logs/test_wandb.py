@@ -182,6 +182,7 @@ def test_an_unfinished_end_is_no_damage_and_a_bad_middle_is(tmp_path: Path) -> N
         run_of(tmp_path).cut(Cut(Marks(6)))
 
 
+@pytest.mark.long
 def test_hostile_bytes_end_in_an_error_that_is_ours(tmp_path: Path) -> None:
     """Bytes changed, cut and doubled; and records of any bytes in a frame that is right."""
     dice = random.Random(3)

@@ -39,6 +39,7 @@ def printed(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.long
 def test_its_word_is_kept(trained: Trained, name: str) -> None:
     root = operated(trained, RECIPES[name])
     run = Run.open(root)

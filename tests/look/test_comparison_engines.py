@@ -97,6 +97,7 @@ def test_a_relaunch_with_the_old_config_is_caught(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("name", sorted(schedulers()))
+@pytest.mark.long
 def test_the_rates_of_torchs_schedulers_are_followed(tmp_path: Path, name: str) -> None:
     root, before = tmp_path / "run", Options(scheduler=name)
     make(root, before)

@@ -70,6 +70,7 @@ def test_a_trained_run_is_healthy_and_one_that_lost_its_step_is_not(
     assert findings(root) == []
 
 
+@pytest.mark.long
 def test_iterations_that_a_surgery_skipped_are_no_lost_updates(trained: Trained) -> None:
     """Nor do they damage a step, held against the one before it."""
     root = trained()

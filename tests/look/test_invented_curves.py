@@ -147,6 +147,7 @@ def test_a_spike_that_comes_back_by_itself_is_no_divergence(seed: int) -> None:
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=40, **SHAPES)
+@pytest.mark.long
 def test_a_slow_climb_over_a_long_log_is_found(seed: int) -> None:
     """It is not called before it turns, by more than 2 %, nor when most of it is over: it is seen
     once it is higher than the waves of the data, and nothing in the curve says more."""

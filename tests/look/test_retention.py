@@ -41,6 +41,7 @@ def test_fewer_than_the_bundled_trainer_keeps_are_said(trained: Trained) -> None
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3, 4])
+@pytest.mark.long
 def test_what_the_trainer_itself_leaves_is_enough(trained: Trained, keep: int) -> None:
     """Its newest ones, those of a run that began at any step, and what a rollback leaves."""
     root = trained()

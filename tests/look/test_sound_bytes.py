@@ -59,6 +59,7 @@ def damaged(data: bytes, chance: random.Random) -> tuple[bytes, list[int]]:
     return bytes(out), [i for i in range(at, min(at + 4096, len(out))) if out[i] != data[i]]
 
 
+@pytest.mark.long
 def test_a_thousand_flips_holes_and_truncations(trained: Trained, memory: Path) -> None:
     """Every one that touches a byte with a CRC, or cuts the file, is found. What is not found is
     in padding: torch then loads the same values."""

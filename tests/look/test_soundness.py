@@ -148,6 +148,7 @@ def test_mappings_cover_the_flat_partition(trained: Trained, edit: Any, says: st
     one(found(root), name, says)
 
 
+@pytest.mark.long
 def test_one_shard_of_a_thousand_that_differs_is_named(trained: Trained) -> None:
     root = trained()
     shutil.rmtree(root / "global_step2")
@@ -187,6 +188,7 @@ def test_a_value_without_end_is_compared_all_the_same(trained: Trained) -> None:
         assert any("dynamic_loss_scale" in finding for finding in found(root))
 
 
+@pytest.mark.long
 def test_the_command_says_level_and_exits_4(trained: Trained) -> None:
     root = trained()
 

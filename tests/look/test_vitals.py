@@ -99,6 +99,7 @@ def hugging_face(root: Path, optimizer: torch.optim.Optimizer, step: int) -> Non
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "amsgrad", "Adamax", "SGD"])
+@pytest.mark.long
 def test_no_step_of_a_torch_optimizer_raises_an_alarm(
     tmp_path: Path, name: str, dtype: torch.dtype
 ) -> None:
@@ -140,6 +141,7 @@ def test_thousands_of_tensors_are_read_with_few_open_files(tmp_path: Path) -> No
 # --- real DeepSpeed, and what is done to it ------------------------------------------------------
 
 
+@pytest.mark.long
 def test_no_step_of_a_real_engine_raises_an_alarm(engines: Path) -> None:
     run = Run.open(engines)
     steps = run.steps()

@@ -30,6 +30,7 @@ def args_of(root: Path, step: int) -> Any:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.witness("bundled trainer", "set batch_size", by="deepspeed")
+@pytest.mark.long
 def test_the_trainer_trains_the_next_batch_with_the_new_size(trained: Trained, ranks: int) -> None:
     root = trained(ranks=ranks)
     config = root / "train.yaml"

@@ -69,6 +69,7 @@ def check_weights(root: Path, step: int, found: dict[Path_, torch.Tensor]) -> No
 
 
 @pytest.mark.parametrize(("layout", "moments"), in_turn("average", "last"))
+@pytest.mark.long
 def test_an_average_is_torchs(trained: Trained, layout: str, moments: str) -> None:
     ranks, zero, dtype = LAYOUTS[layout]
     root = trained(ranks=ranks, zero=zero, dtype=dtype)
@@ -102,6 +103,7 @@ def test_an_average_is_torchs(trained: Trained, layout: str, moments: str) -> No
 @pytest.mark.parametrize(
     ("layout", "moments"), [*in_turn("keep", "scale"), ("dp1-zero0-fp32", "scale")]
 )
+@pytest.mark.long
 def test_a_scale_is_torchs(trained: Trained, layout: str, moments: str) -> None:
     ranks, zero, dtype = LAYOUTS[layout]
     root = trained(ranks=ranks, zero=zero, dtype=dtype)
@@ -156,6 +158,7 @@ def test_two_scales_that_cancel_leave_the_weights(trained: Trained) -> None:
 
 @pytest.mark.witness("bundled trainer", "graft moments", by="deepspeed")
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.long
 def test_a_graft_takes_the_moments_and_the_step(trained: Trained, layout: str) -> None:
     ranks, zero, dtype = LAYOUTS[layout]
     root = trained(ranks=ranks, zero=zero, dtype=dtype)
@@ -280,6 +283,7 @@ def cut(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[[str
 
 @pytest.mark.witness("bundled trainer", "average", "scale", by="deepspeed")
 @pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+@pytest.mark.long
 def test_model_parallel_runs(cut: Callable[[str], Path], tmp_path: Path, axis: str) -> None:
     """Each rank's weights are its own masters, rounded; the trainer loads them."""
     root = tmp_path / "run"

@@ -80,6 +80,7 @@ def go_on(root: Path, ranks: int, to: str) -> None:
 
 @pytest.mark.parametrize(("ranks", "zero", "before"), [(2, 1, "fp16"), (1, 1, "fp32")])
 @pytest.mark.witness("bundled trainer", "precision bf16", by="deepspeed")
+@pytest.mark.long
 def test_the_trainer_goes_on_in_bf16(trained: Trained, ranks: int, zero: int, before: str) -> None:
     go_on(trained(ranks=ranks, zero=zero, dtype=before), ranks, "bf16")
 
@@ -89,6 +90,7 @@ def test_the_trainer_goes_on_in_fp32(trained: Trained, ranks: int, zero: int, be
     go_on(trained(ranks=ranks, zero=zero, dtype=before), ranks, "fp32")
 
 
+@pytest.mark.long
 def test_the_layers_of_a_pipeline_follow(corpus: Path, tmp_path: Path) -> None:
     root = tmp_path / "run"
     launch(
@@ -165,6 +167,7 @@ def test_an_engine_in_fp32_uses_what_was_promised(
 
 @pytest.mark.filterwarnings("ignore:.*torch.distributed:FutureWarning")
 @pytest.mark.witness("DeepSpeed ZeRO 3", "precision bf16", by="deepspeed")
+@pytest.mark.long
 def test_zero_3_rounds_its_masters_itself_and_its_scaler_stands_still(
     engines: None, tmp_path: Path
 ) -> None:
@@ -268,6 +271,7 @@ def test_a_recipe_that_cannot_be_meant_is_refused(data: dict[str, Any], said: st
 
 
 @pytest.mark.parametrize("zero", [1, 2])
+@pytest.mark.long
 def test_an_average_with_steps_of_the_old_precision_is_of_the_masters(
     trained: Trained, zero: int
 ) -> None:

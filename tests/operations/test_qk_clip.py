@@ -59,6 +59,7 @@ def weights(root: Path, zero: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.witness("bundled trainer", "scale --qk-clip", by="deepspeed")
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.long
 def test_queries_and_keys_are_torchs_product(trained: Trained, layout: str) -> None:
     ranks, zero, dtype = LAYOUTS[layout]
     root = trained(ranks=ranks, zero=zero, dtype=dtype)

@@ -58,6 +58,7 @@ def copies(step: Path, name: str) -> dict[str, list[torch.Tensor]]:
     return out
 
 
+@pytest.mark.long
 def test_drifted_layer_norms_become_their_mean(tensor_run: Path) -> None:
     root, step = tensor_run, tensor_run / "global_step4"
     run = Run.open(root)

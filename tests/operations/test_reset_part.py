@@ -28,6 +28,7 @@ def part(**moments: str) -> Recipe:
 
 
 @pytest.mark.parametrize(("ranks", "zero"), [(2, 1), (2, 3)])
+@pytest.mark.long
 def test_only_the_moments_of_matching_parameters_are_zeroed(
     trained: Trained, ranks: int, zero: int
 ) -> None:

@@ -30,6 +30,7 @@ def states(root: Any, step: int) -> Any:
 
 
 @pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.long
 def test_adamw_becomes_sgdw_and_adamw_again(trained: Trained, keep: bool) -> None:
     root = trained()
     before, moments = snapshot(root), states(root, 8)

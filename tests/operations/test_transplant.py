@@ -110,6 +110,7 @@ BY_NIGHT = (*SAME, "fp32-to-bf16", "fp32-to-fp16")
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.slow] if name in BY_NIGHT else []) for name in PAIRS
 ])  # fmt: skip
+@pytest.mark.long
 def test_each_tensor_is_what_deepspeed_itself_makes_of_the_source(
     tmp_path: Path, name: str
 ) -> None:
@@ -134,6 +135,7 @@ def test_each_tensor_is_what_deepspeed_itself_makes_of_the_source(
 
 
 @pytest.mark.parametrize("name", SAME)
+@pytest.mark.long
 def test_the_next_losses_are_those_of_the_source(tmp_path: Path, name: str) -> None:
     (options, _), (target, _) = PAIRS[name]
     source = saved(tmp_path / "source", options)

@@ -90,6 +90,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(("stage", "target"), [
     (0, 0), (1, 1), (0, 2), (1, 0), pytest.param(2, 1, marks=SLOW), pytest.param(1, 2, marks=SLOW),
 ])  # fmt: skip
+@pytest.mark.long
 def test_each_rank_gets_its_expert_and_gives_it_back(
     tmp_path: Path, stage: int, target: int
 ) -> None:

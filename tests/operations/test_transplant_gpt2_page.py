@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,6 +75,7 @@ SIZES = st.builds(
 
 @given(SIZES)
 @settings(max_examples=8)
+@pytest.mark.long
 def test_each_element_is_where_both_models_have_it_and_comes_back(sizes: Sizes) -> None:
     models = [gpt2(sizes, seed) for seed in range(3)]
     wanted = [bundled(sizes, model) for model in models]

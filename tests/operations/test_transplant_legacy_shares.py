@@ -102,6 +102,7 @@ RANKS = st.sampled_from([1, 2, 4])
 @example(4, 2, 1)
 @example(2, 4, 1)
 @settings(max_examples=8, deadline=None)
+@pytest.mark.long
 def test_every_rank_has_what_the_same_rank_of_the_source_had(
     tensor: int, spread: int, cut: int
 ) -> None:

@@ -77,6 +77,7 @@ PAIRS = st.sampled_from([("apart", "two ranks"), ("fused", "two ranks"), ("two r
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+@pytest.mark.long
 def test_the_map_of_any_page_says_what_its_plan_does(
     runs: Path, pair: tuple[str, str], chosen: list[int]
 ) -> None:

@@ -21,6 +21,8 @@ from tests.support.in_process import one_rank
 from tests.support.many_ranks import Ran, run_all, train_one
 from tests.support.snapshot import snapshot
 
+pytestmark = pytest.mark.long
+
 TP, PP = "tensor_model_parallel_size=2", "pipeline_model_parallel_size=2"
 STEP = 2
 LAYOUTS = {

@@ -61,6 +61,7 @@ def copied(root: Path, name: str) -> Path:
     ("ramp", 3), ("hold", 2), pytest.param("ramp", 2, marks=pytest.mark.slow),
     pytest.param("ramp", 0, marks=pytest.mark.slow),
 ])  # fmt: skip
+@pytest.mark.long
 def test_a_window_of_the_source_goes_on_where_it_stood(
     trained: Trained, alone: InProcess, tmp_path: Path, kind: str, stage: int
 ) -> None:

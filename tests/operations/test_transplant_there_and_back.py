@@ -92,6 +92,7 @@ DENSITY = [pytest.param(3, id="thin"), pytest.param(25, id="dense", marks=pytest
 
 
 @pytest.mark.parametrize("examples", DENSITY)
+@pytest.mark.long
 def test_between_stages_and_ranks_of_zero(examples: int) -> None:
     """Of one precision: weights of another one are rounded."""
 
@@ -145,6 +146,7 @@ def sharded(place: Path, jobs: dict[str, dict[str, Any]], ranks: int) -> None:
 
 
 @pytest.mark.parametrize("examples", DENSITY)
+@pytest.mark.long
 def test_between_cuts_and_ranks_of_torchtitan_and_zero(examples: int) -> None:
     """From three ranks to one, or to an engine of ZeRO, and to three ranks with other cuts."""
 
@@ -173,6 +175,7 @@ def test_between_cuts_and_ranks_of_torchtitan_and_zero(examples: int) -> None:
 
 
 @pytest.mark.parametrize("examples", DENSITY)
+@pytest.mark.long
 def test_between_ranks_of_fsdp2_torchtitan_and_zero(examples: int) -> None:
     """Also where a rank has nothing of a parameter, as there are more ranks than rows."""
 

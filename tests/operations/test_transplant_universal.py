@@ -35,6 +35,7 @@ def held(root: Path, options: Options) -> tuple[State, list[dict[str, Any]]]:
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("options", KINDS, ids=lambda each: f"zero{each.stage}-{each.dtype}")
+@pytest.mark.long
 def test_two_ranks_have_what_a_universal_checkpoint_of_four_gives_them(
     tmp_path: Path, options: Options
 ) -> None:

@@ -20,6 +20,8 @@ from tests.support.launch import REPO
 from tests.support.many_ranks import Ran, run_all
 from tests.support.snapshot import snapshot
 
+pytestmark = pytest.mark.long
+
 LAYOUTS = {
     **{f"zero-{n}": [f"zero_stage={n}", "micro_batch_size=8"] for n in range(4)},
     "pipeline": ["pipeline_model_parallel_size=2"],

@@ -43,6 +43,7 @@ def bits(checkpoint: Path) -> dict[str, Any]:
     [["zero_stage=1"], ["zero_stage=0"], ["zero_stage=1", "dtype=bf16"], ["zero_stage=3"]],
     ids=" ".join,
 )
+@pytest.mark.long
 def test_on_a_cpu_a_second_run_and_a_replay_are_the_same_bits(
     in_process: InProcess, tmp_path: Path, words: list[str]
 ) -> None:

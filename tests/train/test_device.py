@@ -60,6 +60,7 @@ def test_nobody_else_asks_torch_for_a_gpu() -> None:
     assert asking == ["device.py"]
 
 
+@pytest.mark.long
 def test_with_ds_accelerator_cpu_a_machine_with_a_gpu_trains_on_its_cpu(
     corpus: Path, tmp_path: Path
 ) -> None:

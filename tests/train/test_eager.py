@@ -30,6 +30,7 @@ def eager(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, d
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.long
 def test_eager_torch_and_the_kernels_give_one_loss(
     eager: dict[str, dict[str, str]], in_process: InProcess, tmp_path: Path, name: str
 ) -> None:

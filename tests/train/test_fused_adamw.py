@@ -84,6 +84,7 @@ def optimizer_file(run: Path) -> Any:
 
 
 @some(STAGES)
+@pytest.mark.long
 def test_either_step_resumes_the_others_checkpoint(
     in_process: InProcess, tmp_path: Path, overrides: list[str]
 ) -> None:
@@ -100,6 +101,7 @@ def test_either_step_resumes_the_others_checkpoint(
 
 
 @some(STAGES)
+@pytest.mark.long
 def test_the_passes_of_deepspeed_are_not_run(
     in_process: InProcess, tmp_path: Path, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +168,7 @@ def test_a_nonfinite_gradient_does_what_it_does_in_deepspeed(
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("limit", [[], ["skip_grad_norm=1000.0"]], ids=["", "limit"])
 @some(words for words in STAGES if words != ["zero_stage=0"])
+@pytest.mark.long
 def test_a_later_step_that_is_not_finite_is_left_out_as_by_deepspeed(
     in_process: InProcess, tmp_path: Path, overrides: list[str], limit: list[str]
 ) -> None:
@@ -232,6 +235,7 @@ def test_the_statistics_are_those_of_weights_and_moments() -> None:
 
 
 @some([*STAGES, ["zero_stage=3"]])
+@pytest.mark.long
 def test_the_statistics_of_a_step_are_logged(
     in_process: InProcess, tmp_path: Path, overrides: list[str]
 ) -> None:

@@ -40,6 +40,7 @@ BOUNDS = {
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("overrides", BOUNDS)
+@pytest.mark.long
 def test_the_sum_over_512_micro_batches_loses_nothing(
     in_process: InProcess, tmp_path: Path, overrides: str
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_checkpoint_decides_in_what_its_gradients_add_up(
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.long
 def test_a_run_with_gradients_in_fp32_resumes_as_if_it_had_not_stopped(
     in_process: InProcess, tmp_path: Path, stage: int
 ) -> None:
@@ -113,6 +115,7 @@ def test_what_deepspeed_cannot_do_is_refused(words: list[str], says: str) -> Non
     ],
     ids=["set", "reset"],
 )
+@pytest.mark.long
 def test_a_surgery_holds_with_either_wrapper(
     in_process: InProcess, tmp_path: Path, dtype: str, recipe: dict[str, Any]
 ) -> None:

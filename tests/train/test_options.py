@@ -52,6 +52,7 @@ OPTIONS = {
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("overrides", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.long
 def test_a_run_resumes_bit_for_bit(
     in_process: InProcess, tmp_path: Path, overrides: list[str]
 ) -> None:
@@ -125,6 +126,7 @@ def test_the_parameters_are_told_after_the_first_line(
         ),
     ],
 )
+@pytest.mark.long
 def test_a_surgery_on_another_optimizer_keeps_its_promise(
     in_process: InProcess, tmp_path: Path, optimizer: str, recipe: Recipe, stage: int
 ) -> None:

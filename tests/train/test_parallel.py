@@ -23,6 +23,8 @@ from train.config import Config, load_config
 from train.errors import TrainError
 from train.model import GPT
 
+pytestmark = pytest.mark.long
+
 TP, PP = "tensor_model_parallel_size=2", "pipeline_model_parallel_size=2"
 ALONE = ["tensor_model_parallel_size=1", "pipeline_model_parallel_size=1"]
 ODD = ["untie_embeddings=true", "ffn_hidden_size=63"]  # whose biases two ranks can't halve

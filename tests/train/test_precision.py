@@ -87,6 +87,7 @@ CHANGES = [("fp16", "fp32"), ("fp16", "bf16"), ("fp32", "bf16"), ("bf16", "fp16"
         (1, "bf16", "fp16", "bf16"), (2, "bf16", "fp16", "bf16"), (1, "fp16", "bf16", "bf16"),
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_the_masters_of_a_checkpoint_are_the_weights_in_another_dtype(
     in_process: InProcess, tmp_path: Path, before: str, after: str, stage: int, sums: str
 ) -> None:
@@ -123,6 +124,7 @@ def test_the_masters_of_a_checkpoint_are_the_weights_in_another_dtype(
     [(0, "fp16", "fp32"), (3, "fp16", "bf16"), (0, "bf16", "fp32"), (1, "bf16", "fp32"),
      (3, "bf16", "fp32")],
 )  # fmt: skip
+@pytest.mark.long
 def test_a_surgery_holds_in_another_dtype(
     in_process: InProcess, tmp_path: Path, stage: int, before: str, after: str
 ) -> None:

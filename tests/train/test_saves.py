@@ -18,6 +18,8 @@ from tests.support.many_ranks import run_all
 from train import trainer
 from train.host_copy import Room, host_copy
 
+pytestmark = pytest.mark.long
+
 ASYNC = "async_save=true"
 KINDS = [
     ["zero_stage=0"], ["zero_stage=1"], ["zero_stage=2"], ["zero_stage=3"],

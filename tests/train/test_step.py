@@ -40,6 +40,7 @@ def model_states(run: Path, step: int) -> dict[str, Any]:
     ],
     ids=" ".join,
 )  # fmt: skip
+@pytest.mark.long
 def test_a_step_above_the_limit_changes_nothing_and_is_counted(
     in_process: InProcess, tmp_path: Path, overrides: list[str]
 ) -> None:
@@ -63,6 +64,7 @@ def test_a_step_above_the_limit_changes_nothing_and_is_counted(
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.long
 def test_a_run_whose_steps_are_all_left_out_keeps_its_weights(
     in_process: InProcess, tmp_path: Path, stage: int
 ) -> None:
@@ -140,6 +142,7 @@ def test_an_overflow_at_the_smallest_scale_ends_the_run(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgdw"])
+@pytest.mark.long
 def test_fp16_without_zero_trains_as_with_it(
     in_process: InProcess, tmp_path: Path, optimizer: str
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_signal_to_one_rank_stops_and_saves_all(
     assert len(shards) == ranks
 
 
+@pytest.mark.long
 def test_a_signal_that_comes_again_does_not_cut_the_save_short(
     tmp_path: Path, corpus: Path
 ) -> None:

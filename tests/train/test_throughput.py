@@ -48,6 +48,7 @@ def test_the_line_comes_with_each_loss_where_it_is_asked_for(
 
 
 @pytest.mark.parametrize("span", [[2, 3], [3, 9]])
+@pytest.mark.long
 def test_a_trace_holds_its_iterations(
     in_process: InProcess, tmp_path: Path, span: list[int]
 ) -> None:

@@ -93,6 +93,7 @@ def on_two(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[[
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in EVERY_DAY else [pytest.mark.slow]) for n in CASES]
 )
+@pytest.mark.long
 def test_two_ranks_train_as_one(
     on_two: Callable[[str], Losses], in_process: InProcess, tmp_path: Path, name: str
 ) -> None:

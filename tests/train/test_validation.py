@@ -72,6 +72,7 @@ def test_every_way_to_share_the_model_logs_the_same(
             assert float(theirs[iteration]) == pytest.approx(float(loss), rel=accuracy)
 
 
+@pytest.mark.long
 def test_a_resumed_run_validates_and_grows_as_the_uninterrupted_one(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -42,6 +42,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@pytest.mark.long
 def test_a_rank_that_waits_for_one_that_is_gone_leaves_with_its_stacks(
     corpus: Path, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_run_that_changed_since_the_plan_is_refused(world: Path, change: str) 
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.long
 def test_a_change_at_any_call_before_the_commit_is_noticed(world: Path, change: str) -> None:
     """Another process writes between two calls of ours: nothing of the plan is done, and nothing
     of what the other one wrote is lost."""

@@ -195,6 +195,7 @@ def test_a_checksum_joins_what_was_computed_and_what_was_copied() -> None:
     assert int.from_bytes(found, "little") == zlib.crc32(data[40:140])
 
 
+@pytest.mark.long
 def test_memory_stays_below_256_mb_whatever_the_size(tmp_path: Path) -> None:
     """The mean of two terms of 320 MB each, in eight threads; the sources are holes."""
     size = 320 << 20

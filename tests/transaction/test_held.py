@@ -44,6 +44,7 @@ def test_who_may_have_few_descriptors_writes_the_same(
 
 @pytest.mark.parametrize("number", [0, 1, SHARDS])
 @pytest.mark.parametrize("undo", [False, True], ids=["surgery", "undo"])
+@pytest.mark.long
 def test_what_takes_the_name_of_a_shard_is_not_written_to(
     tmp_path: Path, undo: bool, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_what_takes_the_name_of_a_shard_is_not_written_to(
 
 @pytest.mark.parametrize("number", [1, SHARDS])
 @pytest.mark.parametrize("undo", [False, True], ids=["surgery", "undo"])
+@pytest.mark.long
 def test_a_shard_that_somebody_writes_to_is_refused(
     tmp_path: Path, undo: bool, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,7 @@ def test_a_shard_that_somebody_writes_to_is_refused(
 
 
 @pytest.mark.parametrize("undo", [False, True], ids=["surgery", "undo"])
+@pytest.mark.long
 def test_what_was_written_to_unseen_is_refused_before_the_commit(
     tmp_path: Path, undo: bool
 ) -> None:

@@ -126,6 +126,7 @@ def test_threads_and_processes_make_what_one_process_makes(
 
 
 @pytest.mark.parametrize("done", [0, 1, 7])
+@pytest.mark.long
 def test_a_killed_surgery_is_gone_on_with_or_discarded(
     root: Path, threads: Executor, monkeypatch: pytest.MonkeyPatch, done: int
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_killed_surgery_is_gone_on_with_or_discarded(
 @pytest.mark.parametrize(
     "every", [pytest.param(37, id="thin"), pytest.param(3, id="dense", marks=pytest.mark.slow)]
 )
+@pytest.mark.long
 def test_a_kill_at_any_call_is_gone_on_with_or_discarded(
     root: Path, threads: Executor, every: int
 ) -> None:

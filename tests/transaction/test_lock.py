@@ -102,6 +102,7 @@ def test_a_thread_of_the_same_process_is_refused_too(tmp_path: Path) -> None:
         assert lock.holder(tmp_path) is not None
 
 
+@pytest.mark.long
 def test_exactly_one_wins_whenever_another_comes(tmp_path: Path) -> None:
     """Another process takes its turn, as a whole, before each single call of ours, while both find
     the same stale lock: the moment at which the usual recipe lets both in."""
@@ -132,6 +133,7 @@ def _race(root: Path, at: int) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize("each", [300, pytest.param(1667, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_thousands_of_acquisitions_by_six_processes(each: int) -> None:
     with workplace() as root:
         command = [sys.executable, "-m", "tests.faults.contend", "contend", str(root), str(each)]
@@ -229,6 +231,7 @@ def test_an_unreadable_record_is_never_broken(tmp_path: Path) -> None:
     assert "ckptsurgeon unlock" in caught.value.next[0]
 
 
+@pytest.mark.long
 def test_a_breaker_that_died_has_an_heir(tmp_path: Path) -> None:
     """Killed at each call of breaking a stale lock; the next one still gets in, and tidies up."""
     leave(tmp_path, pid=_dead())

@@ -135,6 +135,7 @@ def around(root: Path) -> tuple[Snapshot, Snapshot]:
 
 @given(data=st.data())
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.long
 def test_whoever_dies_the_run_is_before_or_after_and_goes_on(
     root: Path, around: tuple[Snapshot, Snapshot], data: Any
 ) -> None:

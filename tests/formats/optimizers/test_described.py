@@ -56,6 +56,7 @@ def own(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     sys.modules.pop("own_signed", None)
 
 
+@pytest.mark.long
 def test_a_class_is_looked_for_in_no_module_of_the_trainer(tmp_path: Path) -> None:
     """The script lies among them, and one is called `optimizer`, too."""
     (tmp_path / "optimizer.py").write_text("raise SystemExit('the module of the user')")
@@ -67,6 +68,7 @@ def test_a_class_is_looked_for_in_no_module_of_the_trainer(tmp_path: Path) -> No
     assert ran.stderr.strip() == "the module of the user"
 
 
+@pytest.mark.long
 def test_a_check_writes_a_page_by_which_the_optimizer_is_reset(own: Any, tmp_path: Path) -> None:
     cls, begins = own
     done = CliRunner().invoke(
@@ -168,6 +170,7 @@ class Views(torch.optim.Optimizer):
 """What it keeps lies under the number of a view, and it counts beside states and groups."""
 
 
+@pytest.mark.long
 def test_what_is_nested_by_view_and_what_is_beside_the_states_is_described(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

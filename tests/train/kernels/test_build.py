@@ -85,6 +85,7 @@ def test_processes_that_start_at_once_build_one_library(tmp_path: Path) -> None:
     assert [[file.name for file in folder.iterdir()] for folder in folders] == [[LIBRARY]]
 
 
+@pytest.mark.long
 def test_without_a_compiler_plain_torch_computes_and_one_line_says_why(tmp_path: Path) -> None:
     out, err = start(tmp_path, PATH=str(tmp_path), CXX="").communicate(timeout=600)
     reason, result = json.loads(out)
@@ -93,6 +94,7 @@ def test_without_a_compiler_plain_torch_computes_and_one_line_says_why(tmp_path:
     assert err.count(reason) == 1
 
 
+@pytest.mark.long
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_to_load(tmp_path: Path) -> None:
     compiler()
     broken = tmp_path / "broken"
@@ -158,6 +160,7 @@ def test_a_build_that_failed_is_not_repeated_by_the_other_ranks(
     assert len(tried) == 3
 
 
+@pytest.mark.long
 def test_required_kernels_that_cannot_be_built_stop_the_start(tmp_path: Path) -> None:
     environment = {"PATH": str(tmp_path), "CXX": "", "CKPTSURGEON_KERNELS": "require"}
     process = start(tmp_path, **environment)
@@ -166,12 +169,14 @@ def test_required_kernels_that_cannot_be_built_stop_the_start(tmp_path: Path) ->
     assert "RankError: the native kernels can't be used: no C++ compiler on PATH" in err
 
 
+@pytest.mark.long
 def test_switched_off_kernels_are_not_built_and_not_mentioned(tmp_path: Path) -> None:
     out, err = start(tmp_path, CKPTSURGEON_KERNELS="off").communicate(timeout=600)
     assert (json.loads(out), err) == (["CKPTSURGEON_KERNELS=off", [5.0, 0.0]], "")
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_user_without_a_home_gets_plain_torch_and_a_reason(tmp_path: Path) -> None:
     """A container that runs under a number which its /etc/passwd does not have."""
     if os.geteuid() != 0:
@@ -217,6 +222,7 @@ def test_a_changed_source_is_another_library(tmp_path: Path) -> None:
 
 
 @NEEDS_NVCC
+@pytest.mark.long
 def test_the_grid_of_four_million_rows_can_be_launched(tmp_path: Path) -> None:
     """CUDA has 2^31 - 1 blocks in x, but 65535 in y. It is computed on the host: no GPU needed."""
     source = tmp_path / "grid.cu"
@@ -236,6 +242,7 @@ def test_the_grid_of_four_million_rows_can_be_launched(tmp_path: Path) -> None:
 @pytest.mark.thinned(9)
 @NEEDS_NVCC
 @pytest.mark.parametrize("source", CUDA, ids=[file.name for file in CUDA])
+@pytest.mark.long
 def test_the_cuda_code_compiles(source: Path, tmp_path: Path) -> None:
     toolchain = Toolchain(compiler().cxx, NVCC, ())
     commands, _ = compile_commands(source_folder(), toolchain, tmp_path)

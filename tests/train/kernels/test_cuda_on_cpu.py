@@ -87,6 +87,7 @@ def sound(done: subprocess.CompletedProcess[str], rows: int = ROWS) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.long
 def test_a_kernel_gives_what_its_formula_gives() -> None:
     """One alone: to compile all takes a minute."""
     library = build(source_folder(), toolchain(), "causal_softmax")

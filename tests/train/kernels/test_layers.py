@@ -81,6 +81,7 @@ def test_far_from_zero_gelu_is_flat(backend: str) -> None:
         assert found.tolist() == pytest.approx([0.0] * 5 + [1.0] * 5, abs=1e-30)
 
 
+@pytest.mark.long
 def test_the_gradients_of_the_formulas_are_those_of_finite_differences() -> None:
     names = sorted(set(FORWARD) - {"softmax_cross_entropy_"})  # it makes its gradient itself
     done = subprocess.run(

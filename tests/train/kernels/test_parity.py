@@ -29,6 +29,7 @@ def test_an_op_gives_what_its_formula_gives(case: Case, dtype: torch.dtype, back
     ],
     ids=NAMES,
 )
+@pytest.mark.long
 def test_torch_can_trace_an_op(case: Case, dtype: torch.dtype) -> None:
     """What torch traces does not depend on the dtype: each op in its first, the others at night."""
     skip_without("cpu")
