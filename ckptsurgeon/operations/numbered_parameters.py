@@ -83,6 +83,7 @@ def order_in(checkpoint: Checkpoint) -> list[str]:
 
 
 def orders_alike(
+    orders: tuple[list[str], list[str]],
     checkpoint: Checkpoint,
     own: Sequence[Part],
     donor: Checkpoint,
@@ -91,20 +92,23 @@ def orders_alike(
 ) -> tuple[list[str], list[str]]:
     """The names of what this step numbers, in the order of a step of the same trainer that names
     them, and of what that step numbers, in the order of this one; by the page, where the two call
-    them otherwise. Raises SurgeryError where none of these names is one of the step that numbers.
-    """
+    them otherwise; `orders` are those that are known already. Raises SurgeryError where none of
+    these names is one of the step that numbers."""
     mine, others = (
         list(dict.fromkeys(p.parameter for p in parts if not p.parameter.startswith(NUMBER)))
         for parts in (own, theirs)
     )
     ways = names.origins(others, mine, Refusals(kept=True))
-    called = {name: found[0].sources[0] for name, found in ways.items()}
+    called = {name: origins[0].sources[0] for name, origins in ways.items()}
     here = {source: name for name, source in called.items()}
-    orders = []
-    for step, parts, known, other, new in (
-        (checkpoint, own, mine, donor, here),
-        (donor, theirs, others, checkpoint, called),
+    found = []
+    for order, step, parts, known, other, new in (
+        (orders[0], checkpoint, own, mine, donor, here),
+        (orders[1], donor, theirs, others, checkpoint, called),
     ):
+        if order:
+            found.append(order)
+            continue
         order = [new.get(name, name) for name in order_in(other)]
         numbers = any(part.parameter.startswith(NUMBER) for part in parts)
         if numbers and order and known and set(order).isdisjoint(known):
@@ -115,8 +119,8 @@ def orders_alike(
                 f"{like} here",
                 next=names.between(others, mine),
             )
-        orders.append(order)
-    return orders[0], orders[1]
+        found.append(order)
+    return found[0], found[1]
 
 
 def with_names(checkpoint: Checkpoint, parts: list[Part], order: Sequence[str]) -> dict[str, Kinds]:

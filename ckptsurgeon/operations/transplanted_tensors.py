@@ -85,11 +85,9 @@ class Tensors:
             self.order, self.their_order = order_of_each(order, own, theirs)
         if alike:
             with refusals.of():
-                orders = orders_alike(checkpoint, own, donor, theirs, names)
-                self.order, self.their_order = (
-                    self.order or orders[0],
-                    self.their_order or orders[1],
-                )
+                known = self.order, self.their_order
+                known = orders_alike(known, checkpoint, own, donor, theirs, names)
+                self.order, self.their_order = known
         self.own, self.theirs = self._named(own, theirs)
         """Each parameter here, and each of the source, with its parts."""
         for name, kinds in (*self.own.items(), *self.theirs.items()):

@@ -5,6 +5,7 @@ What it can't take is refused by name. Run by `make test-formats`."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,7 @@ pytestmark = [
 STEP, MORE = 3, 2
 ALONE, ENGINE = "", "zero-3"
 """The Trainer by itself, which numbers the states of its optimizer, and over DeepSpeed."""
-PAGE = """\
-rename:
-  "{module}.lora_{half}.default.weight": "{module}.lora_{half}.weight"
-"""
+PAGE = "peft-engine"
 """DeepSpeed's engine keeps the name of the adapter, and peft leaves it out of its file."""
 State = dict[str, dict[str, torch.Tensor]]
 
@@ -53,7 +51,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for how in (ALONE, ENGINE):
         train(folder / f"lora {how}", STEP, how)
         train(folder / f"fresh {how}", 1, how, seed=7)
-    (folder / "page.yaml").write_text(PAGE)
     return folder
 
 
@@ -76,9 +73,8 @@ def test_the_next_losses_of_a_lora_are_those_of_the_source(
     own, run = tmp_path / "own", tmp_path / "run"
     shutil.copytree(runs / f"lora {source}", own)
     shutil.copytree(runs / f"fresh {target}", run)
-    names = {"names": str(runs / "page.yaml"), "order": str(runs / "lora " / "order.txt")}
-    made = filled(run, runs / f"lora {source}", **names)
-    assert not any("left" in text for text in made.warnings), made.warnings
+    made = filled(run, runs / f"lora {source}", names=PAGE)
+    assert not [text for text in made.warnings if re.search("left|weight_decay", text)]
     wanted = train(own, STEP + MORE, source)
     assert sorted(wanted) == list(range(STEP + 1, STEP + MORE + 1))
     assert train(run, STEP + MORE, target) == pytest.approx(wanted, rel=1e-5)
@@ -121,6 +117,20 @@ def refused(run: Path, source: Path, **more: Any) -> str:
         filled(run, source, **more)
     assert snapshot(run) == before
     return f"{error.value} {error.value.next}"
+
+
+@pytest.mark.parametrize(("source", "target"), [(ALONE, ENGINE), (ENGINE, ALONE)])
+def test_without_a_page_the_names_are_the_reason_and_the_page_is_named(
+    runs: Path, tmp_path: Path, source: str, target: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / f"fresh {target}", run)
+    said = refused(run, runs / f"lora {source}")
+    assert (
+        "numbers the states of its optimizer" in said and "calls the parameters otherwise" in said
+    )
+    assert ".lora_A.default.weight" in said and ".lora_A.weight" in said
+    assert f"--names {PAGE}" in said
 
 
 def test_a_step_of_adapters_takes_no_whole_model(runs: Path, tmp_path: Path) -> None:
