@@ -66,8 +66,11 @@ def used(adam: Any) -> dict[str, Any]:
 
 def whole(tensor: Any) -> list[float]:
     """Of all ranks, which call this together."""
-    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return list(full.flatten().tolist())
+    return list(whole_tensor(tensor).flatten().tolist())
+
+
+def whole_tensor(tensor: Any) -> Any:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def own(tensor: Any) -> Any:

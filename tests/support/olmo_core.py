@@ -1,4 +1,5 @@
-"""Runs of OLMo-core's own Trainer, loader, optimizer and checkpointer: one layer, on a CPU."""
+"""Runs of OLMo-core's own Trainer, loader, optimizer and checkpointer: one layer, on a CPU; where
+there are several ranks, FSDP shares it."""
 
 from __future__ import annotations
 
@@ -9,13 +10,18 @@ from typing import Any
 import numpy as np
 from olmo_core.config import Config
 from olmo_core.data import NumpyDataLoaderConfig, NumpyFSLDatasetConfig, TokenizerConfig
+from olmo_core.distributed.parallel import DataParallelType
+from olmo_core.distributed.utils import get_world_size
 from olmo_core.nn.transformer import TransformerConfig
 from olmo_core.optim import AdamWConfig, OptimGroupOverride
 from olmo_core.optim.scheduler import CosWithWarmup, Scheduler
 from olmo_core.train import Duration, TrainerConfig
 from olmo_core.train.callbacks import Callback, CheckpointerCallback, ConfigSaverCallback
 from olmo_core.train.common import StepSkipRange
-from olmo_core.train.train_module import TransformerTrainModuleConfig
+from olmo_core.train.train_module import (
+    TransformerDataParallelConfig,
+    TransformerTrainModuleConfig,
+)
 from olmo_core.utils import seed_all
 
 BATCH, LENGTH, STEPS = 32, 16, 20
@@ -81,8 +87,11 @@ def trainer(root: Path, stop: int, start: Start) -> tuple[Any, Watch]:
     tokenizer = TokenizerConfig(vocab_size=64, eos_token_id=0, pad_token_id=1)
     model = TransformerConfig.llama_like(vocab_size=64, d_model=16, n_layers=1, n_heads=2)
     bare = OptimGroupOverride(params=["embeddings.weight"], opts={"weight_decay": 0.0})
+    ranks = get_world_size()
+    sharded = TransformerDataParallelConfig(name=DataParallelType.fsdp) if ranks > 1 else None
     module = TransformerTrainModuleConfig(
-        rank_microbatch_size=BATCH, max_sequence_length=LENGTH, scheduler=start.scheduler,
+        rank_microbatch_size=BATCH // ranks, max_sequence_length=LENGTH, dp_config=sharded,
+        scheduler=start.scheduler,
         optim=AdamWConfig(lr=start.lr, weight_decay=0.1, group_overrides=[bare]),
     )  # fmt: skip
     loader = NumpyDataLoaderConfig(global_batch_size=BATCH, seed=start.seed, num_workers=0)
