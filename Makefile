@@ -159,10 +159,16 @@ $(VENV)/.remote: $(VENV)/.complete constraints-remote.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -r constraints-remote.txt
 	touch $@
 
-test-remote: $(VENV)/.remote
+# It wants a botocore of its own.
+$(VENV)/.s3fs: $(VENV)/.complete constraints-s3fs.txt
+	rm -rf $(VENV)/s3fs
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/s3fs -r constraints-s3fs.txt
+	touch $@
+
+test-remote: $(VENV)/.remote $(VENV)/.s3fs
 	$(PY) -m pytest -m remote $(PARALLEL)
 
-nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
+nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	-$(SLURM)
 	-$(FUSE)
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)

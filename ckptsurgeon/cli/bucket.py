@@ -30,11 +30,15 @@ def at_hand(common: Common, name: str, given: Mapping[str, Any]) -> Iterator[Com
             f"`{name}` is not possible in a bucket yet",
             next="copy the run to a disk, and name its folder there with -C",
         )
-    if on := next(filter(None, (getattr(each, "on", None) for each in given.values())), None):
-        raise UsageError(
-            "--on is not possible in a bucket yet: its workers have no mirror",
-            next=again(without=["--on", on], why="reads with threads of this process"),
-        )
+    for each in given.values():
+        if option := getattr(each, "shared", ""):
+            raise UsageError(
+                f"{option} is not possible in a bucket yet: who helps has no mirror",
+                next=again(
+                    without=[option, each.on] if each.on else [option],
+                    why="reads with threads of this process",
+                ),
+            )
     if any(getattr(each, "relaunch", False) for each in given.values()):
         raise UsageError(
             "--relaunch is not possible in a bucket: the trainer reads the run elsewhere",

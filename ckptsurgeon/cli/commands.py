@@ -25,13 +25,15 @@ EDITS = (*LOOKS, 4, 5, 130)
 WRITES = (*LOOKS, 5, 130)
 UNLOCKS = (*LOOKS, 130)
 LOOKS_IN_BUCKETS = ("status", "show", "log", "verify", "doctor", "diff", "advise", "report")
+OUT_OF_BUCKETS = ("export",)
+"""Those that only read the run, and write to this disk."""
 EDITS_IN_BUCKETS = (
     "rollback", "repair-latest", "set", "set-lr", "cooldown", "reset", "skip", "truncate-logs",
     "truncate-tb-events", "undo", "redo", "recover",
 )  # fmt: skip
 """Those that tests hold to what they do on a disk. All go through one transaction, which is killed
 with rollbacks, cuts, `set`, `reset` and undo, and meets bad servers with `set-lr` and undo."""
-IN_BUCKETS = (*LOOKS_IN_BUCKETS, *EDITS_IN_BUCKETS)
+IN_BUCKETS = (*LOOKS_IN_BUCKETS, *OUT_OF_BUCKETS, *EDITS_IN_BUCKETS)
 """Commands whose run may lie in a bucket."""
 
 

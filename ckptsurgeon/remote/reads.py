@@ -118,6 +118,19 @@ def need(descriptor: int, ranges: Iterable[Range]) -> None:
         _mirror.need(os.fstat(descriptor).st_ino, ranges)
 
 
+def holding(path: Path, ranges: Iterable[Range]) -> AbstractContextManager[None]:
+    """Inside, whoever opens files reads these bytes of this one as they are, and nothing is
+    fetched: no other byte of a mirror may be read there."""
+    if _mirror is None:
+        return nullcontext()
+    descriptor = opened(path)
+    try:
+        need(descriptor, ranges)
+    finally:
+        os.close(descriptor)
+    return unwatched()
+
+
 def bytes_at(path: Path, descriptor: int, offset: int, length: int) -> bytes:
     """So many bytes of the open file from `offset` on. Raises DamagedFile where they are not all
     there."""

@@ -25,6 +25,7 @@ from ckptsurgeon.operations.computed_changes import named_copies
 from ckptsurgeon.plans.edits import Computed
 from ckptsurgeon.plans.sources import Source
 from ckptsurgeon.progress import Progress, silent
+from ckptsurgeon.remote import reads
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import make_partial, refuse_place
 from ckptsurgeon.transaction import job_list
@@ -190,7 +191,8 @@ def _write(
 def _copy(descriptor: int, path: Path, at: int, weights: Sequence[Weight]) -> None:
     for weight in weights:
         for source, start, end in weight.spans:
-            disk.copy_at(descriptor, path, at, source, start, end)
+            with reads.holding(source, [(start, end)]):
+                disk.copy_at(descriptor, path, at, source, start, end)
             at += end - start
 
 

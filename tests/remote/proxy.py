@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 import ssl
 import struct
@@ -11,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from email.utils import formatdate, parsedate_to_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -24,6 +27,18 @@ DENIED = b"<Error><Code>AccessDenied</Code><Message>No.</Message></Error>"
 HOP = {"connection", "keep-alive", "transfer-encoding"}
 STALL_S = 3.0
 """Longer than the tests let a client wait."""
+
+
+LISTED = re.compile(rb"(?<=<LastModified>)[^<]+")
+
+
+def _moment(header: str, ahead_s: int) -> float:
+    return parsedate_to_datetime(header).timestamp() + ahead_s
+
+
+def _listed(moment: bytes, ahead_s: int) -> bytes:
+    then = datetime.fromisoformat(moment.decode()) + timedelta(seconds=ahead_s)
+    return then.isoformat().replace("+00:00", "Z").encode()
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,8 @@ class Proxy:
 
     address: str
     latency_s: float = 0.0
+    ahead_s: int = 0
+    """By which the server's clock seems to be ahead, in whatever it says of a time."""
     fault: Fault = lambda request: None
     seen: list[Request] = field(default_factory=list)
     sent: int = 0
@@ -138,8 +155,12 @@ def proxy(server: str, tls: ssl.SSLContext | None = None) -> Iterator[Proxy]:
                     return
                 self.send_response_only(answer.status, answer.reason)
                 for name, value in answer.getheaders():
+                    if name.lower() in ("date", "last-modified"):
+                        value = formatdate(_moment(value, made.ahead_s), usegmt=True)
                     if name.lower() not in (*HOP, "content-length"):
                         self.send_header(name, value)
+                if made.ahead_s:
+                    data = LISTED.sub(lambda found: _listed(found[0], made.ahead_s), data)
                 length = answer.getheader("Content-Length") if self.command == "HEAD" else None
                 self.send_header("Content-Length", length or str(len(data)))
                 self.end_headers()

@@ -58,6 +58,7 @@ def same(look: Look, words: list[str], folder: Path, address: str, at: str = "--
     for one, other in ((here.stdout, there.stdout), (here.stderr, there.stderr)):
         said = one.replace(str(folder), address)
         assert other.split() == said.split(), words  # lines break where paths are longer
+    assert there.stdout, (words, there.stderr)
     return there.stdout
 
 

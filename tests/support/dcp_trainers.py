@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, StorageReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -97,10 +98,15 @@ def torchtitan(root: Path, *, old: bool = True) -> Path:
 def resumed_titan(root: Path, *, old: bool = True, lr: float = 1e-3) -> Trainer:
     """What torchtitan has after it loaded the highest step."""
     step = max(int(path.name.partition("-")[2]) for path in root.glob("step-*"))
+    return loaded_titan(FileSystemReader(root / f"step-{step}"), old=old, lr=lr)
+
+
+def loaded_titan(reader: StorageReader, *, old: bool = True, lr: float = 1e-3) -> Trainer:
+    """What it has after it loaded a step by this reader."""
     trainer = Trainer(lr)
     trainer.update()
     state = _titan_state(trainer, 0, old)
-    dcp.load(state, checkpoint_id=root / f"step-{step}", no_dist=True)
+    dcp.load(state, storage_reader=reader, no_dist=True)
     trainer.model.load_state_dict(state, strict=False)
     trainer.load_flat(state["optimizer"])
     if old:

@@ -234,8 +234,10 @@ def _move(place: Place, step: Move) -> None:
             except Changed:
                 raise unlike(place, step.src, "somebody wrote it meanwhile") from None
 
-    at_once(copy, sources)
-    # What says that a step is complete goes first.
-    first = [key for key in sources if PurePosixPath(key).name.startswith(".")]
-    at_once(place.writes.delete, first)
-    at_once(place.writes.delete, [key for key in sources if key not in set(first)])
+    # What says that a step is complete comes last, and goes first.
+    marks = [key for key in sources if PurePosixPath(key).name.startswith(".")]
+    others = [key for key in sources if key not in set(marks)]
+    for keys in (others, marks):
+        at_once(copy, keys)
+    for keys in (marks, others):
+        at_once(place.writes.delete, keys)
