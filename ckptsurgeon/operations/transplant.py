@@ -280,12 +280,13 @@ STEP = ("step", "step=", "step_", "step-")
 def _in_use(checkpoint: Checkpoint) -> Promise:
     """What the next step will use, without the settings of param groups that have no parameter: no
     step uses these, and engines of DeepSpeed have no such groups."""
+    promise = checkpoint.state().promise
     made: dict[str, Any] = {}
     for name in ("betas", "eps", "weight_decay"):
-        said = checkpoint.clear(name)
-        places = checkpoint.deciding(name) if said else []
-        if len(said) != len(places):  # one file says it for all
-            places = [place for place in places if place.file == places[0].file]
+        if name in promise.not_understood:
+            continue
+        places = [place for place in checkpoint.locate(name) if place.wins]
+        places = [place for place in places if place.file == places[0].file]  # one says it for all
         used = with_parameters(checkpoint, places)
         if len(used) < len(places):
             made[name] = [place.value for place in used]
@@ -295,7 +296,7 @@ def _in_use(checkpoint: Checkpoint) -> Promise:
         made["betas"] = rates(made["betas"][0])
     if "eps" in made:
         made["eps"] = epsilon(made["eps"][0])
-    return replace(checkpoint.state().promise, **made)
+    return replace(promise, **made)
 
 
 def _unlike(run: Run, wanted: Promise, made: Promise) -> Iterator[str]:
