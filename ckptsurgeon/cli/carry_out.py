@@ -178,7 +178,7 @@ def carry_out(
         if not common.as_json:
             with shown_first():
                 show(run, plan, common)
-        _confirm(plan, common)
+        confirm(plan.title, "apply?", common)
         with (
             report.Progress(sys.stderr, quiet=common.quiet) as progress,
             computed.writers(common.jobs, [run.root], progress) as who,
@@ -262,7 +262,8 @@ def _stopped(run: Run, plan: Plan) -> SurgeryError:
     return Cancelled(f"{plan.title}: stopped by Ctrl-C", next=again())
 
 
-def _confirm(plan: Plan, common: Common) -> None:
+def confirm(title: str, question: str, common: Common) -> None:
+    """Ask whether to do what was shown. Raises SurgeryError when nobody says yes."""
     from ckptsurgeon.files.one_look import look_again
 
     if common.yes:
@@ -274,14 +275,14 @@ def _confirm(plan: Plan, common: Common) -> None:
             else "there is no terminal to confirm on"
         )
         raise SurgeryError(
-            f"{plan.title}: {reason}, and --yes was not given",
+            f"{title}: {reason}, and --yes was not given",
             next=(again("--dry-run", why="look first"), again("--yes")),
         )
-    question = f"{plan.title}: apply? [y/N] " if common.quiet else "apply? [y/N] "
-    print(question, end="", file=sys.stderr, flush=True)
+    asked = f"{title}: {question} [y/N] " if common.quiet else f"{question} [y/N] "
+    print(asked, end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     look_again()
     if not answer.endswith("\n"):
         print(file=sys.stderr)  # Ctrl-D leaves the cursor behind the question
     if answer.strip().lower() not in ("y", "yes"):
-        raise Declined(f"{plan.title}: declined", next=())
+        raise Declined(f"{title}: declined", next=())

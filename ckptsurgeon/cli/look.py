@@ -110,13 +110,14 @@ def log(*, common: Common) -> None:
     ckptsurgeon log
     """
     from ckptsurgeon.run.attic import pruned
+    from ckptsurgeon.transaction import given_up
 
     run = common.open_run()
-    receipts, damaged = run.receipts(), run.damaged_receipts()
+    receipts, damaged, over = run.receipts(), run.damaged_receipts(), given_up.read(run.root)
     gone = {item.id for item in receipts if (run.root / pruned(item.id)).exists()}
     common.answer(
-        lambda: report.log(receipts, common.style, pruned=gone, damaged=damaged),
-        lambda: report.log_json(receipts, pruned=gone, damaged=damaged),
+        lambda: report.log(receipts, common.style, pruned=gone, damaged=damaged, given_up=over),
+        lambda: report.log_json(receipts, pruned=gone, damaged=damaged, given_up=over),
     )
 
 

@@ -11,10 +11,10 @@ import typer
 
 from ckptsurgeon import report, whole_file
 from ckptsurgeon.cli import new_file
-from ckptsurgeon.cli.carry_out import back, carry_out, open_for, operate, show
+from ckptsurgeon.cli.carry_out import back, carry_out, confirm, open_for, operate, show
 from ckptsurgeon.cli.on import Computed
-from ckptsurgeon.cli.options import AllowGlobal, Common, Editing, Jobs
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.cli.options import AllowGlobal, Common, Editing, Jobs, shown_first
+from ckptsurgeon.errors import InterruptedSurgery, SurgeryError, UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
 from ckptsurgeon.operations.completion import surgeries, undone
 from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
@@ -190,18 +190,31 @@ def _take_back(run: Run, plan: Plan, common: Editing) -> None:
     carry_out(run, plan, common)
 
 
-def recover(*, common: Common) -> None:
+def recover(
+    give_up: Annotated[
+        bool,
+        typer.Option("--give-up", help="Take back a surgery but for the files that others wrote."),
+    ] = False,
+    *,
+    common: Common,
+) -> None:
     """Finish or discard an interrupted surgery.
 
     A surgery that was past its commit point is finished, any other is discarded. The run is never
-    left in between.
+    left in between. Where a trainer has since written to a file of a surgery, it can't be finished:
+    --give-up then makes every other file what it was before the surgery, leaves that one as it is,
+    and says so. It asks first.
 
     Examples:
     ckptsurgeon recover
+    ckptsurgeon recover --give-up --dry-run
     """
     from ckptsurgeon import surgery
 
     run = common.open_run()
+    if give_up and run.interrupted() is not None:
+        _give_up(run, common)
+        return
     if common.dry_run:
         title = run.interrupted()
         steps = () if run.committed() is None else surgery.waiting(run)
@@ -223,6 +236,43 @@ def recover(*, common: Common) -> None:
     except (SurgeryError, OSError, KeyboardInterrupt) as error:
         if done.outcome == "nothing":
             raise
+        raise done.unread(error) from error
+
+
+def _give_up(run: Run, common: Common) -> None:
+    """Print what is taken back and what is left, ask, do it, and print that."""
+    from ckptsurgeon import surgery
+
+    waits = surgery.way_back(run)
+    title = f"give up {waits.title}"
+
+    def text() -> str:
+        shown = report.way_back(title, waits.todo, waits.left, common.style)
+        return report.with_apply(shown, again(without=DRY_RUN)) if common.dry_run else shown
+
+    if common.dry_run:
+        files = report.acts(waits.todo)
+        document = {"schema": report.SCHEMA, "interrupted": waits.title, "files": files}
+        common.answer(text, lambda: {**document, "left": dict(waits.left)})
+        return
+    try:
+        if (alive := run.trainer()) is not None:
+            raise SurgeryError(
+                alive, next="stop the trainer, wait until it is gone, then repeat it"
+            )
+        if not common.as_json:
+            with shown_first():
+                common.answer(text, dict)
+        confirm(title, "give it up?", common)
+    except SurgeryError as error:  # the run is not as it was: the surgery still waits
+        what, next = error.what, error.next or again(why="asks again")
+        raise InterruptedSurgery(what, untouched="nothing was touched", next=next) from None
+    done = surgery.give_up(run, waits)
+    try:
+        common.report(
+            lambda: report.recovery(done, common.style), lambda: report.recovery_json(done)
+        )
+    except (SurgeryError, OSError, KeyboardInterrupt) as error:
         raise done.unread(error) from error
 
 

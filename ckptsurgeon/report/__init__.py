@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.report.plans import recipe as recipe
     from ckptsurgeon.report.plans import recovery as recovery
     from ckptsurgeon.report.plans import waiting as waiting
+    from ckptsurgeon.report.plans import way_back as way_back
     from ckptsurgeon.report.progress import Progress as Progress
     from ckptsurgeon.report.readiness import ready as ready
     from ckptsurgeon.report.readiness import ready_json as ready_json
@@ -64,7 +65,7 @@ _PLACES = {
     "format_checks": "format_check format_check_json",
     "optimizer_checks": "optimizer_check optimizer_check_json",
     "parameter_maps": "parameter_map parameter_map_json",
-    "plans": "done error log plan recipe recovery waiting",
+    "plans": "done error log plan recipe recovery waiting way_back",
     "progress": "Progress",
     "readiness": "ready ready_json",
     "run": "checkpoint diagnoses first_save status verification",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.look.resumed.verdict import Verdict
     from ckptsurgeon.look.vitals.vitals import Vitals
     from ckptsurgeon.run.run import Run
+    from ckptsurgeon.transaction.given_up import GivenUp
     from ckptsurgeon.transaction.recovery import Recovery
 
 SCHEMA = 1
@@ -272,9 +273,10 @@ def log_json(
     *,
     pruned: Collection[str] = (),
     damaged: Mapping[str, str] | None = None,
+    given_up: Sequence[GivenUp] = (),
 ) -> dict[str, Any]:
     """The document of `log`, newest first; the attics of those in `pruned` are gone, and those in
-    `damaged` can't be read."""
+    `damaged` can't be read. `given_up` are no surgeries that were done."""
     return {
         "schema": SCHEMA,
         "receipts": [
@@ -295,6 +297,18 @@ def log_json(
             for item in reversed(receipts)
         ],
         "damaged": dict(damaged or {}),
+        "given_up": [
+            {
+                "surgery": item.receipt.id,
+                "title": item.receipt.title,
+                "why": item.receipt.why,
+                "when": item.receipt.when,
+                "user": item.receipt.user,
+                "host": item.receipt.host,
+                "left": dict(item.left),
+            }
+            for item in reversed(given_up)
+        ],
     }
 
 
@@ -307,6 +321,7 @@ def recovery_json(done: Recovery, receipt: Receipt | None = None) -> dict[str, A
         "receipt": done.receipt,
         "restored": None if receipt is None else receipt.restored or None,
         "files": acts(done.steps),
+        "left": dict(done.left),
     }
 
 

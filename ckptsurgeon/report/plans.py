@@ -28,6 +28,8 @@ from ckptsurgeon.report.style import (
     GREEN,
     MANY,
     RED,
+    YELLOW,
+    Row,
     Style,
     clean,
     count,
@@ -41,6 +43,7 @@ from ckptsurgeon.transaction.kept import CHANGED, SAME
 
 if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe
+    from ckptsurgeon.transaction.given_up import GivenUp
     from ckptsurgeon.transaction.recovery import Recovery
     from ckptsurgeon.transaction.redo import Step
 
@@ -255,13 +258,15 @@ def log(
     *,
     pruned: Collection[str] = (),
     damaged: Mapping[str, str] | None = None,
+    given_up: Sequence[GivenUp] = (),
 ) -> str:
     """The surgeries, newest first, each with its reason; the attics of those in `pruned` are gone,
-    and the receipts of those in `damaged` can't be read."""
+    and the receipts of those in `damaged` can't be read; those `given_up` were not done."""
     from ckptsurgeon.transaction.receipts import taken_back
 
     undone = taken_back(receipts)
-    known = {item.id: item for item in receipts}
+    over = {item.receipt.id: item for item in given_up}
+    known = {item.id: item for item in (*receipts, *(item.receipt for item in given_up))}
     wrong = damaged or {}
     lines = []
     for id in sorted({*known, *wrong}, key=int, reverse=True):
@@ -271,12 +276,15 @@ def log(
             lines += hanging(f"{id}   ", f"{clean(wrong[id])}{after}", style)
             continue
         item = known[id]
+        after += "   (given up)" if id in over else ""
         after += "   (pruned: no undo)" if item.id in pruned else ""
         lines += hanging(f"{item.id}   ", f"{clean(item.title)}{after}", style)
         who = f"{item.when}   {clean(item.user)}@{clean(item.host)}"
         lines += hanging("       ", who, style)
         if item.why:
             lines += hanging("       why: ", clean(item.why), style)
+        for file, kept in over[id].left.items() if id in over else ():
+            lines += hanging("       left: ", _left(file, kept), style)
     return "\n".join(lines) or "no surgery yet"
 
 
@@ -293,6 +301,10 @@ def recovery(
     title = clean(done.title or "")
     if done.outcome == "discarded":
         return f"{style.paint('discarded:', GREEN)} {title}; the run is exactly as it was"
+    if done.outcome == "given up":
+        text = f"{style.paint('given up:', YELLOW)} {title}; the rest is as it was before it"
+        text += f"\n  {'verify':<8} {command('verify')}"
+        return "\n".join([*table([*edits(done.steps), *_rows_left(done.left)], style), text])
     text = f"{style.paint('finished:', GREEN)} {title}"
     if receipt is not None:
         back = back or command("undo", receipt.id)
@@ -304,6 +316,23 @@ def waiting(title: str, committed: bool | None, steps: Sequence[Step], style: St
     """What `recover` would do."""
     act = "finish or discard" if committed is None else "finish" if committed else "discard"
     return "\n".join([f"would {act}: {clean(title)}", *table(edits(steps), style)])
+
+
+def way_back(title: str, steps: Sequence[Step], left: Mapping[str, str], style: Style) -> str:
+    """What giving up a surgery would do."""
+    rows = table([*edits(steps), *_rows_left(left)], style)
+    return "\n".join([f"would {clean(title)}", *rows])
+
+
+def _rows_left(left: Mapping[str, str]) -> list[Row]:
+    return [Row("left", _left(file, kept)) for file, kept in left.items()]
+
+
+def _left(file: str, kept: str) -> str:
+    """A file that somebody else wrote, and where the one from before is."""
+    return f"{clean(file)}, which is not the surgery's any more" + (
+        f"; what it was before is {clean(kept)}" if kept else ""
+    )
 
 
 def recipe(recipe: Recipe) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.surgery.apply import apply, recover, refuse_stale, waiting
+from ckptsurgeon.surgery.apply import apply, give_up, recover, refuse_stale, waiting, way_back
 from ckptsurgeon.surgery.plan import plan
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ _HOMES = {
 
 __all__ = [
     "apply",
+    "give_up",
     "plan",
     "plan_compact",
     "plan_redo",
@@ -26,6 +27,7 @@ __all__ = [
     "recover",
     "refuse_stale",
     "waiting",
+    "way_back",
 ]
 
 

@@ -15,8 +15,9 @@ from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction import journal, receipts, staging
+from ckptsurgeon.transaction import giving_up, journal, receipts, staging
 from ckptsurgeon.transaction.bucket.place import Place
+from ckptsurgeon.transaction.entry import Entry
 from ckptsurgeon.transaction.names import edited
 from ckptsurgeon.transaction.ranks import Ranks
 from ckptsurgeon.transaction.recovery import Recovery
@@ -149,6 +150,27 @@ def recover(run: Run) -> Recovery:
         look_again()
         return done
     return journal.recover(run.root, logs=run.logs.named())
+
+
+def way_back(run: Run) -> Entry:
+    """What `give_up` would do with a surgery that was cut off and can't be finished. Raises
+    SurgeryError where there is none."""
+    if Place.of(run.root) is not None:
+        raise SurgeryError(
+            "a surgery in a bucket can't be given up yet",
+            next=(
+                "put the object back as the surgery left it",
+                command("recover", why="after that"),
+            ),
+        )
+    return giving_up.plan(run.root, logs=run.logs.named())
+
+
+@collector_paused()
+def give_up(run: Run, planned: Entry) -> Recovery:
+    """Take back what is still the surgery's, and leave what somebody else wrote: as `planned`, or
+    not at all. The record of it names what was left."""
+    return giving_up.give_up(run.root, planned, logs=run.logs.named())
 
 
 def waiting(run: Run) -> tuple[Step, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptsurgeon import disk, whole_file
@@ -24,7 +24,8 @@ RECOVER = command("recover", why="finish it or discard it")
 
 @dataclass(frozen=True)
 class Entry:
-    """What the journal file holds. `steps` are filled in at the commit point."""
+    """What the journal file holds. `steps` are filled in at the commit point. `back` takes them
+    back where the surgery is given up, but for the files in `left` (`given_up.GivenUp`)."""
 
     id: str
     title: str
@@ -32,6 +33,13 @@ class Entry:
     directories: tuple[str, ...]
     steps: tuple[Step, ...] = ()
     committed: bool = False
+    back: tuple[Step, ...] | None = None
+    left: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def todo(self) -> tuple[Step, ...]:
+        """What `recover` carries out."""
+        return self.steps if self.back is None else self.back
 
 
 def encoded(entry: Entry) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from ckptsurgeon.plans.edits import Append, Edit, Inverse, Move, Replace, Span, Tail, Truncate
 from ckptsurgeon.transaction.home import ATTIC, HOME
@@ -11,6 +12,12 @@ from ckptsurgeon.transaction.home import ATTIC, HOME
 def kept_tails(id: str) -> str:
     """Where an undo keeps the bytes that it cuts off, those of all files one after the other."""
     return f"{HOME}/{ATTIC}/{id}/{HOME}.tails"
+
+
+def cut_off(root: Path, id: str) -> Path:
+    """Where those bytes are now: in the attic, or in the staging before that."""
+    path = root / kept_tails(id)
+    return path if path.exists() else root / kept_tails(id).replace(f"/{ATTIC}/", "/staging/")
 
 
 def kept(edits: Iterable[Edit], id: str) -> list[tuple[Truncate, Tail]]:

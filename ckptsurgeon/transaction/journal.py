@@ -24,7 +24,7 @@ from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.plans.edits import Edit, Tail
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.progress import Progress, silent
-from ckptsurgeon.transaction import assumptions, inverse, lock, receipts, space, staging
+from ckptsurgeon.transaction import assumptions, given_up, inverse, lock, receipts, space, staging
 from ckptsurgeon.transaction.assumptions import IN_PLACE
 from ckptsurgeon.transaction.entry import RECOVER, Entry, read, write
 from ckptsurgeon.transaction.home import HOME
@@ -82,7 +82,7 @@ def waiting(root: Path, logs: Sequence[Path] | None) -> tuple[Step, ...]:
     if entry is None:
         return ()
     refuse_foreign_entry(root, logs, entry)
-    return entry.steps if entry.committed and not _finished(root, entry) else ()
+    return entry.todo if entry.committed and not _finished(root, entry) else ()
 
 
 def refuse_waiting(root: Path) -> None:
@@ -235,8 +235,9 @@ def _cut_off(root: Path, entry: Entry, error: BaseException) -> BaseException:
 
 
 def _finished(root: Path, entry: Entry) -> bool:
-    """Whether the receipt is in its place."""
-    return (root / receipts.receipt_file(entry.id)).exists()
+    """Whether the receipt is in its place, or the record that it was given up."""
+    record = receipts.receipt_file if entry.back is None else given_up.record_file
+    return (root / record(entry.id)).exists()
 
 
 def refuse_stale(
@@ -331,15 +332,17 @@ def _recover(root: Path, logs: Sequence[Path] | None, jobs: int) -> Recovery:
     if not entry.committed:
         _discard(root, entry)
         return Recovery("discarded", entry.title)
-    with _held(root, entry.steps) as held:
+    with _held(root, entry.todo) as held:
         _finish(root, entry, held, jobs, silent)
+    if entry.back is not None:
+        return Recovery("given up", entry.title, steps=entry.back, left=entry.left)
     return Recovery("finished", entry.title, entry.id, entry.steps)
 
 
 def refuse_foreign_entry(root: Path, logs: Sequence[Path] | None, entry: Entry) -> None:
     """Raise InterruptedSurgery when the journal names what no surgery of this run would."""
     try:
-        refuse_foreign(root, logs, entry.steps, "the journal")
+        refuse_foreign(root, logs, (*entry.steps, *(entry.back or ())), "the journal")
         refuse_foreign_staging(root, logs, entry.id, entry.files, entry.directories)
     except SurgeryError as error:
         raise InterruptedSurgery(
@@ -358,24 +361,34 @@ def _held(root: Path, edits: Iterable[Edit | Step]) -> disk.Held:
 
 
 def _finish(root: Path, entry: Entry, held: disk.Held, jobs: int, progress: Progress) -> None:
-    """Redo, receipt, tidy. Once the receipt is in place, the edits are known to be done."""
+    """Redo, receipt, tidy. Once the receipt is in place, the edits are known to be done; where the
+    surgery is given up, the same of what takes them back, and of its record."""
     if not _finished(root, entry):
         finished = 0
 
         def count(files: int) -> None:
             nonlocal finished
             finished += files
-            progress("editing", finished, len(entry.steps))
+            progress("editing", finished, len(entry.todo))
 
         count(0)
-        redo(root, entry.steps, root / staging.tails_file(entry.id), held, jobs, count)
-    for staged, final in receipts.records(entry.id).items():
+        if entry.back is not None:
+            staging.make_directories(root, [n for n in entry.directories if staging.FOLDER in n])
+        redo(root, entry.todo, staging.tails(root, entry), held, jobs, count)
+    if entry.back is not None:
+        given_up.write(root, entry.id, entry.left)
+    else:
+        _keep_records(root, entry.id)
+    staging.remove(root, entry.files, entry.directories)
+    _remove_journal(root)
+
+
+def _keep_records(root: Path, id: str) -> None:
+    for staged, final in receipts.records(id).items():
         if (root / staged).exists():
             disk.rename(root / staged, root / final)
     # Not only after our own renames: those of an attempt which was killed may not be durable.
-    disk.fsync_directory((root / receipts.receipt_file(entry.id)).parent)
-    staging.remove(root, entry.files, entry.directories)
-    _remove_journal(root)
+    disk.fsync_directory((root / receipts.receipt_file(id)).parent)
 
 
 def _remove_journal(root: Path) -> None:

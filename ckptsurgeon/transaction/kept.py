@@ -30,9 +30,9 @@ GRAINS = (1, 100, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 """Nanoseconds: in which units file systems and archives keep the time of a file."""
 SAME, UNKNOWN, CHANGED = "same", "not compared", "changed"
 
-_Known = tuple[int, int, str]
+Known = tuple[int, int, str]
 """Size, time of the last write, and sha256 or the empty text."""
-EMPTY: _Known = (0, 0, hashlib.sha256().hexdigest())
+EMPTY: Known = (0, 0, hashlib.sha256().hexdigest())
 
 
 def record_file(id: str) -> str:
@@ -42,7 +42,7 @@ def record_file(id: str) -> str:
 
 def document(root: Path, edits: Iterable[Edit]) -> bytes:
     """What the record says: name in the attic → size, time, sha256 of what comes to lie there; and
-    of each file that takes the place of another, which is staged by now, the same."""
+    of each file that is new or takes the place of another, which is staged by now, the same."""
     paths: dict[str, tuple[Path, bool] | None] = {}
     staged: dict[str, Replace] = {}
     for edit in edits:
@@ -56,6 +56,8 @@ def document(root: Path, edits: Iterable[Edit]) -> bytes:
                 paths[edit.kept] = None
             staged[edit.file] = edit
             paths[edit.file] = root / edit.staged, True
+        elif isinstance(edit, Move) and edit.content is not None and not in_attic(edit.dst):
+            paths[edit.dst] = root / edit.src, True
         elif isinstance(edit, Move) and edit.content is None and in_attic(edit.dst):
             for path in files(root / edit.src):
                 below = os.path.relpath(path, root / edit.src)
@@ -92,7 +94,7 @@ def compared(
 ) -> tuple[str, list[str]]:
     """Whether what the `inverse` of surgery `id` brings back is what that took away: SAME, UNKNOWN
     where nothing says so, or CHANGED, with the files that came, went or were written to."""
-    known = _read(root / record_file(id))
+    known = read(root / record_file(id))
     names = sorted(known)
     unknown = False
     changed: list[str] = []
@@ -119,18 +121,18 @@ def compared(
         there = {os.path.relpath(path, root): path for path in files(root / name)}
         changed += sorted(expected.keys() ^ there.keys())
         both = [n for n in expected if n in there]
-        same = side_by_side(lambda each: _same(*each), [(there[n], expected[n]) for n in both])
-        changed += [n for n, is_same in zip(both, same, strict=True) if not is_same]
+        alike = side_by_side(lambda each: same(*each), [(there[n], expected[n]) for n in both])
+        changed += [n for n, is_same in zip(both, alike, strict=True) if not is_same]
     return (CHANGED if changed else UNKNOWN if unknown else SAME), changed
 
 
 def rewritten(root: Path, id: str, names: Iterable[str]) -> list[str]:
     """The files among `names` that surgery `id` replaced, and that somebody wrote since."""
-    known = _read(root / record_file(id))
+    known = read(root / record_file(id))
     return [
         name
         for name in names
-        if name in known and (root / name).is_file() and not _same(root / name, known[name])
+        if name in known and (root / name).is_file() and not same(root / name, known[name])
     ]
 
 
@@ -164,7 +166,7 @@ def files(path: Path) -> Iterator[Path]:
         yield from (Path(here) / name for name in sorted([*names, *links]))
 
 
-def _known(path: Path, digest: bool) -> _Known:
+def _known(path: Path, digest: bool) -> Known:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         return status.st_size, 0, hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
@@ -172,7 +174,8 @@ def _known(path: Path, digest: bool) -> _Known:
     return status.st_size, status.st_mtime_ns, _sha256(path) if short else ""
 
 
-def _same(path: Path, expected: _Known) -> bool:
+def same(path: Path, expected: Known) -> bool:
+    """Whether the file is as the record has it."""
     size, mtime_ns, digest = expected
     now = _known(path, bool(digest))
     return now[0] == size and (now[2] == digest if digest else at(now[1], mtime_ns))
@@ -194,7 +197,7 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(whole_file.read(path, SMALL, follow=False)).hexdigest()
 
 
-def _read(path: Path) -> dict[str, _Known]:
+def read(path: Path) -> dict[str, Known]:
     """The record, by name; empty where there is none, or none that can be read."""
     try:
         found: Any = json.loads(whole_file.read(path, whole_file.MAX_RECORD, follow=False))

@@ -32,7 +32,7 @@ from ckptsurgeon.transaction.home import ATTIC, HOME, is_log
 
 ID = re.compile(r"[0-9]{4,18}")
 """How the id of a surgery is written: at least four digits."""
-RECORDS = ("tails", "jobs", "uploads", "recipe.json", "kept.json", "receipt.json")
+RECORDS = ("tails", "jobs", "uploads", "recipe.json", "kept.json", "receipt.json", "given-up.json")
 """What lies in `staging` beside the folder of a surgery, after its id and a dot."""
 
 

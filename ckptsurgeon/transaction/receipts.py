@@ -193,9 +193,14 @@ def receipt_file(id: str) -> str:
 def records(id: str) -> dict[str, str]:
     """Staged name → final name of the records of a surgery, the receipt last."""
     return {
-        f"{HOME}/staging/{id}.{name}": f"{HOME}/{RECEIPTS}/{id}/{name}"
+        staged(id, name): f"{HOME}/{RECEIPTS}/{id}/{name}"
         for name in ("recipe.json", "kept.json", "receipt.json")
     }
+
+
+def staged(id: str, name: str) -> str:
+    """Where a record is before the surgery is finished."""
+    return f"{HOME}/staging/{id}.{name}"
 
 
 def contents(receipt: Receipt, kept: bytes) -> dict[str, bytes]:

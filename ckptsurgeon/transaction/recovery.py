@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import command
@@ -12,13 +13,14 @@ from ckptsurgeon.transaction.redo import Step
 
 @dataclass(frozen=True)
 class Recovery:
-    """What `recover` did: "nothing", "discarded" (before) or "finished" (after), by the edits that
-    the journal names."""
+    """What `recover` did: "nothing", "discarded" (before), "finished" (after) or "given up" (taken
+    back but for the files in `left`, see `GivenUp`), by the edits that the journal names."""
 
     outcome: str
     title: str | None = None
     receipt: str | None = None
     steps: tuple[Step, ...] = ()
+    left: Mapping[str, str] = field(default_factory=dict)
 
     def unread(self, error: BaseException) -> SurgeryError:
         """What is said where nothing could be read after it."""

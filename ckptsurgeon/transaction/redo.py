@@ -43,6 +43,10 @@ from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.staged import Staged
 from ckptsurgeon.workers import each
 
+THEN = command("recover", why="after that")
+GIVE_UP = command("recover", "--give-up", why="takes the rest back, and leaves that file as it is")
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""What opening a file ends with whose name leads to none, or to a link."""
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
@@ -134,8 +138,42 @@ def _unlike(path: Path, what: str) -> InterruptedSurgery:
     return InterruptedSurgery(
         f"{path}: {what}",
         untouched="the journal is kept; the surgery has overwritten no byte from before it",
-        next=("put the file back as the surgery left it", command("recover", why="after that")),
+        next=("put the file back as the surgery left it", THEN, GIVE_UP),
     )
+
+
+@contextmanager
+def _opened(held: disk.Held, path: Path, folders: disk.Folders) -> Iterator[int]:
+    try:
+        with held.opened(path, folders) as descriptor:
+            yield descriptor
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+        raise _unlike(path, f"it is gone: {error.strerror}") from error
+
+
+def refuse_unlike(root: Path, steps: Sequence[Step], tails: Path) -> None:
+    """Raise what `redo` would, for each file that it finds as it is now; reads only."""
+    appended, truncated = _only(steps, Tail), _only(steps, Truncate)
+    with disk.Held(()) as held, _folders(root, [*appended, *truncated]) as folders:
+        if appended:
+            with Staged(tails) as staged:
+                for step in appended:
+                    _check_tail(root, step, staged, held, folders)
+                    with _opened(held, root / step.file, folders) as descriptor:
+                        _refuse_other_names(descriptor, root / step.file)
+        for cut in truncated:
+            with _opened(held, root / cut.file, folders) as descriptor:
+                _check_cut(descriptor, root / cut.file, cut, held)
+    for replaced in _only(steps, Replace):
+        if not _is_kept(root, replaced) and not os.path.lexists(root / replaced.file):
+            raise _unlike(root / replaced.file, "it is gone")
+    made: set[str] = set()
+    for move in _only(steps, Move):
+        if move.src not in made:
+            _is_moved(root, move)
+        made.add(move.dst)
 
 
 # --- append --------------------------------------------------------------------------------------
@@ -148,7 +186,7 @@ def _check_tail(
     path = root / step.file
     if staged.digest(step.at, step.at + step.size) != step.digest:
         raise _unlike(staged.path, f"the staged bytes of {step.file} are damaged")
-    with held.opened(path, folders) as descriptor:
+    with _opened(held, path, folders) as descriptor:
         status = os.fstat(descriptor)
         if not step.old_size <= (size := status.st_size) <= step.spans[-1][1]:
             raise _unlike(path, f"it has {size} bytes; it should have {step.old_size} or more")
@@ -166,7 +204,7 @@ def _writable(
     name where that is opened anew, as a name can at any time; of one that is held, whoever writes
     asks the name afterwards."""
     path = root / step.file
-    with held.opened(path, folders) as descriptor:
+    with _opened(held, path, folders) as descriptor:
         status = os.fstat(descriptor)
         _refuse_other_names(descriptor, path)
         if not held.known(path, status):
@@ -246,24 +284,29 @@ def _append(
 def _cut(root: Path, step: Truncate, held: disk.Held, folders: disk.Folders) -> None:
     path = root / step.file
     end_record = step.spans[-1][0]
-    with held.opened(path, folders) as descriptor:
-        _refuse_other_names(descriptor, path)
-        status = os.fstat(descriptor)
-        size = status.st_size
-        if size not in (step.old_size, end_record, step.new_size):
-            raise _unlike(path, f"it has {size} bytes; it should have {step.new_size}")
-        known = size != step.new_size or held.known(path, status)
-        if not known and digest_of(descriptor, step.spans) != step.digest:
-            what = f"the bytes after {step.old_size} are not those that the surgery wrote"
-            raise _unlike(path, what)
-        if size > end_record:
+    with _opened(held, path, folders) as descriptor:
+        if _check_cut(descriptor, path, step, held) > end_record:
             disk.truncate(descriptor, path, end_record)
         disk.fsync_file(descriptor, path)
 
 
+def _check_cut(descriptor: int, path: Path, step: Truncate, held: disk.Held) -> int:
+    """The size of the file. Refuse to cut off bytes that are not ours."""
+    _refuse_other_names(descriptor, path)
+    status = os.fstat(descriptor)
+    size = status.st_size
+    if size not in (step.old_size, step.spans[-1][0], step.new_size):
+        raise _unlike(path, f"it has {size} bytes; it should have {step.new_size}")
+    known = size != step.new_size or held.known(path, status)
+    if not known and digest_of(descriptor, step.spans) != step.digest:
+        what = f"the bytes after {step.old_size} are not those that the surgery wrote"
+        raise _unlike(path, what)
+    return size
+
+
 def _restore(root: Path, step: Truncate, held: disk.Held, folders: disk.Folders) -> None:
     path = root / step.file
-    with held.opened(path, folders) as descriptor:
+    with _opened(held, path, folders) as descriptor:
         held.refuse_renamed(path, folders)
         _refuse_other_names(descriptor, path)
         size = os.fstat(descriptor).st_size
@@ -286,17 +329,25 @@ def _replace(root: Path, group: Sequence[Replace], jobs: int) -> None:
 
 
 def _keep(root: Path, step: Replace) -> None:
-    file, staged, target = root / step.file, root / step.staged, root / step.kept
-    if os.path.lexists(target):
+    file, target = root / step.file, root / step.kept
+    if _is_kept(root, step):
         return
-    if not os.path.lexists(staged):
-        raise _unlike(staged, "neither the new file nor the one in the attic exists")
     try:
         disk.link(file, target)
     except OSError as error:
+        if not os.path.lexists(file):
+            raise _unlike(file, "it is gone") from error
         if error.errno not in _NO_HARD_LINKS:
             raise
         _copy(file, target)
+
+
+def _is_kept(root: Path, step: Replace) -> bool:
+    if os.path.lexists(root / step.kept):
+        return True
+    if not os.path.lexists(root / step.staged):
+        raise _unlike(root / step.staged, "neither the new file nor the one in the attic exists")
+    return False
 
 
 def _copy(file: Path, target: Path) -> None:
@@ -328,13 +379,18 @@ def _move(root: Path, group: Sequence[Move]) -> None:
             # What bears this name now must have its new name durably before it loses the old one.
             _fsync_parents(root, (name for step in group for name in (step.src, step.dst)), 1)
         freed.add(step.src)
-        source, target = root / step.src, root / step.dst
-        if os.path.lexists(target):
-            continue
-        if not os.path.lexists(source):
-            raise _unlike(source, f"neither it nor {target} exists")
-        disk.rename(source, target)
+        if not _is_moved(root, step):
+            disk.rename(root / step.src, root / step.dst)
     _fsync_parents(root, (name for step in group for name in (step.src, step.dst)), 1)
+
+
+def _is_moved(root: Path, step: Move) -> bool:
+    source, target = root / step.src, root / step.dst
+    if os.path.lexists(target):
+        return True
+    if not os.path.lexists(source):
+        raise _unlike(source, f"neither it nor {target} exists")
+    return False
 
 
 def _fsync_parents(root: Path, names: Iterable[str], jobs: int) -> None:

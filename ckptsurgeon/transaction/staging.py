@@ -38,15 +38,25 @@ from ckptsurgeon.transaction import computing, inverse, job_list, kept, read_bac
 from ckptsurgeon.transaction.computing import Place, Sum
 from ckptsurgeon.transaction.content import batches, placed, spans
 from ckptsurgeon.transaction.digests import read_anchors
+from ckptsurgeon.transaction.entry import Entry
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.reading import Rooms, forget
 from ckptsurgeon.transaction.redo import Step
 from ckptsurgeon.workers import each, side_by_side
 
+FOLDER = f"{HOME}/staging"
+
 
 def tails_file(id: str) -> str:
     """Where the appended bytes of all shards are staged, one after the other, in plan order."""
     return f"{HOME}/staging/{id}.tails"
+
+
+def tails(root: Path, entry: Entry) -> Path:
+    """The file with the bytes that this entry appends."""
+    if entry.back is None:
+        return root / tails_file(entry.id)
+    return inverse.cut_off(root, entry.id)
 
 
 def record_file(id: str) -> str:
@@ -79,7 +89,16 @@ def directories(root: Path, plan: Plan) -> tuple[str, ...]:
     inside = {str(p) for name in emptied for p in _parents(name) if HOME in p.parts}
     if plan.undoes is not None:
         inside |= {str(parent) for name in emptied for parent in _parents(name)}
-    return tuple(sorted(missing | inside, key=lambda name: (name.count("/"), name)))
+    return _parents_first(missing | inside)
+
+
+def folders_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Every directory of `.ckptsurgeon` on the way to these names, parents first."""
+    return _parents_first({str(p) for name in names for p in _parents(name) if HOME in p.parts})
+
+
+def _parents_first(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(names, key=lambda name: (name.count("/"), name)))
 
 
 def make_directories(root: Path, names: Iterable[str]) -> None:
