@@ -6,7 +6,6 @@ same. Where the arithmetic of both layouts is the same, so are the losses that f
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from ckptsurgeon.recipe.file import from_data
 from tests.support.deepspeed_engine import Options, build, launched, process_group, resume
 from tests.support.saved_engines import saved
 from tests.support.snapshot import exact_snapshot, snapshot
-from tests.support.universal import convert
+from tests.support.universal import converted, same
 
 STEP = 6
 BF16 = Options(dtype="bf16")
@@ -41,30 +40,9 @@ def transplanted(run: Path, source: Path, **more: Any) -> Plan:
     return made
 
 
-def converted(root: Path, step: int = STEP) -> dict[str, dict[str, Any]]:
-    """Masters and moments by parameter, as `ds_to_universal` makes them; the run stays as it is."""
-    copy = root.with_name(f"{root.name}-copy")
-    shutil.copytree(root, copy)
-    zero = convert(copy, step) / "zero"
-    out: dict[str, dict[str, Any]] = {}
-    for kind in ("fp32", "exp_avg", "exp_avg_sq"):
-        for file in zero.glob(f"*/{kind}.pt"):
-            held = torch.load(file)  # of ZeRO 3 the elements alone, in one row
-            tensor = held["param"] if isinstance(held, dict) else held
-            out.setdefault(file.parent.name, {})[kind] = tensor.flatten()
-    shutil.rmtree(copy)
-    return out
-
-
 def weights(root: Path) -> dict[str, Any]:
     file = root / f"global_step{STEP}" / "mp_rank_00_model_states.pt"
     return dict(torch.load(file, weights_only=False)["module"])
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def losses(root: Path, options: Options, steps: int = 5) -> list[float]:
@@ -110,7 +88,6 @@ BY_NIGHT = (*SAME, "fp32-to-bf16", "fp32-to-fp16")
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.slow] if name in BY_NIGHT else []) for name in PAIRS
 ])  # fmt: skip
-@pytest.mark.long
 def test_each_tensor_is_what_deepspeed_itself_makes_of_the_source(
     tmp_path: Path, name: str
 ) -> None:
@@ -135,7 +112,6 @@ def test_each_tensor_is_what_deepspeed_itself_makes_of_the_source(
 
 
 @pytest.mark.parametrize("name", SAME)
-@pytest.mark.long
 def test_the_next_losses_are_those_of_the_source(tmp_path: Path, name: str) -> None:
     (options, _), (target, _) = PAIRS[name]
     source = saved(tmp_path / "source", options)

@@ -20,8 +20,7 @@ from ckptsurgeon.surgery.export import export
 from tests.support.in_process import one_rank
 from tests.support.many_ranks import Ran, run_all, train_one
 from tests.support.snapshot import snapshot
-
-pytestmark = pytest.mark.long
+from tests.support.universal import converted, same
 
 TP, PP = "tensor_model_parallel_size=2", "pipeline_model_parallel_size=2"
 STEP = 2
@@ -154,6 +153,29 @@ def test_the_trainer_goes_on_as_the_source_did(
     assert compare(planned.promise, ran.line) == []
     wanted = trained.sources[move.split(" to ")[0]].losses
     assert ran.losses == pytest.approx({i: wanted[i] for i in (3, 4)}, rel=5e-6)
+
+
+@pytest.mark.parametrize("move", [each for each in MOVES if "zero 3" not in str(each.values[0])])
+def test_each_tensor_is_what_deepspeed_itself_makes_of_the_source(
+    trained: Trained, moved: dict[str, tuple[Plan, Ran]], move: str
+) -> None:
+    """Its universal form has neither ranks nor stages; ZeRO 3 with tensor ranks has none."""
+    found, known = (
+        converted(trained.root(name), STEP, strict=False) for name in (move, move.split(" to ")[0])
+    )
+    assert {whole(name) for name in found} == {whole(name) for name in known}
+    wanted = {whole(name): tensors for name, tensors in known.items()}
+    assert all(same(tensors, wanted[whole(name)]) for name, tensors in found.items())
+
+
+def whole(name: str) -> str:
+    """What a parameter of a stage is called where there are none."""
+    number, _, rest = name.partition(".")
+    if not number.isdigit():
+        return name.removeprefix("tied_modules.embed.")
+    if number == "1":
+        return f"position_embeddings.{rest}"
+    return f"final_layernorm.{rest}" if number == "4" else f"layers.{int(number) - 2}.{rest}"
 
 
 def test_names_that_do_not_meet_are_said(trained: Trained, tmp_path: Path) -> None:
