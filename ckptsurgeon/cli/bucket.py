@@ -12,15 +12,19 @@ from ckptsurgeon.cli.commands import IN_BUCKETS
 from ckptsurgeon.cli.options import Cancelled, Common
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import again, command
+from ckptsurgeon.remote import reads
 from ckptsurgeon.remote.address import Address
 from ckptsurgeon.report import terminal
+
+NEW_RUN = "fork", "folder"
+"""The command and its argument that take an address beside -C."""
 
 
 @contextmanager
 def at_hand(common: Common, name: str, given: Mapping[str, Any]) -> Iterator[Common]:
     """The options with a folder in place of an address. Whatever names the folder is printed as the
     address. Raises UsageError for what is not possible there, before anything is fetched."""
-    _refuse_elsewhere(common, given)
+    _refuse_elsewhere(common, {k: v for k, v in given.items() if (name, k) != NEW_RUN})
     address = Address.of(common.run_dir)
     if address is None:
         yield common
@@ -55,6 +59,29 @@ def at_hand(common: Common, name: str, given: Mapping[str, Any]) -> Iterator[Com
             yield replace(common, run_dir=folder)
     except KeyboardInterrupt:
         raise Cancelled("stopped by Ctrl-C", next=again()) from None
+
+
+def branch(folder: Path, hard_link: bool, logs: bool) -> Path | None:
+    """The folder of the mirror that stands for the address of a new run; None for a folder of a
+    disk. Raises UsageError where the run that is forked lies elsewhere, or for an option of a
+    disk."""
+    address, mirror = Address.of(folder), reads.current()
+    if mirror is None:
+        if address is not None:
+            raise UsageError(
+                f"{address}: the run lies on this disk, and a fork of it, too",
+                next="DIR is a new directory",
+            )
+        return None
+    bucket = Path(mirror.root).name
+    if address is None or address.bucket != bucket:
+        raise UsageError(
+            f"{address or folder}: the run lies in s3://{bucket}, and a fork of it, too",
+            next=f"DIR is s3://{bucket}/PREFIX",
+        )
+    for option in ["--hard-link"] * hard_link + ["--logs"] * logs:
+        raise UsageError(f"{option} is not possible in a bucket", next=again(without=[option]))
+    return Path(mirror.root, address.prefix)
 
 
 def _refuse_elsewhere(common: Common, given: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ckptsurgeon import report
+from ckptsurgeon.cli import bucket
 from ckptsurgeon.cli.options import AllowGlobal, Common
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import DRY_RUN, again
@@ -44,7 +45,8 @@ def fork(
     """Make a new run from one step, in a directory of its own.
 
     It shares the bytes of the step, and has its own counters, pointers and receipts. Nothing in
-    this run changes.
+    this run changes. Of a run in a bucket DIR is a prefix of the same bucket, s3://BUCKET/PREFIX,
+    and the store copies.
 
     Examples:
     ckptsurgeon fork ../branch --step 6 --copy
@@ -52,20 +54,26 @@ def fork(
     """
     from ckptsurgeon.operations.logs import Logs
     from ckptsurgeon.recipe.file import from_data
-    from ckptsurgeon.surgery import fork
+    from ckptsurgeon.surgery import bucket_fork, fork
 
     if hard_link and copy:
         raise UsageError("both --hard-link and --copy were given", next="give one of them")
     run = common.open_run()
     run.refuse_interrupted()
+    branch = bucket.branch(folder, hard_link, logs)
     at = run.latest() if step is None else step
     recipe = from_data({"why": why} if why else {}, [f"set.{item}" for item in settings or ()])
     if logs:
         recipe = recipe.but(replace(recipe[Logs], of=str(run.root)))
     elif not settings:
         recipe = from_data({})
-    how = "hard-link" if hard_link else "copy" if copy else "reflink"
-    if common.dry_run:
+    how = "hard-link" if hard_link else "copy" if copy or branch is not None else "reflink"
+    if branch is not None:
+        if common.dry_run:
+            done = bucket_fork.planned(run, at, branch, recipe)
+        else:
+            done = bucket_fork.fork(run, at, branch, recipe, allow_globals=allow_global or ())
+    elif common.dry_run:
         done = fork.planned(run, at, folder, recipe)
     else:
         done = fork.fork(run, at, folder, recipe, how, allow_globals=allow_global or ())

@@ -92,6 +92,11 @@ def planned(run: Run, step: int, folder: Path, recipe: Recipe) -> Fork:
     not among them. Reads only, and raises what `fork` would raise for the place and the logs."""
     folder = folder.parent.resolve() / folder.name
     refuse_place(run, folder)
+    return outlined(run, step, folder, recipe)
+
+
+def outlined(run: Run, step: int, folder: Path, recipe: Recipe) -> Fork:
+    """The same for a place that was checked."""
     checkpoint, logs, files = run.checkpoint(step), recipe[Logs], files_of(run, step)
     made, told = (
         ([], []) if logs.of is None else logs.changes(replace(run, root=folder), recipe, checkpoint)

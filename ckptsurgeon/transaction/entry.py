@@ -19,6 +19,8 @@ from ckptsurgeon.transaction.redo import Step
 
 INTENT = "intent"
 """In a bucket, the name of the record as it is before the commit point, which makes `journal`."""
+FORKING = "forking"
+"""The name of the object that says of a fork in a bucket that not all of it is there."""
 RECOVER = command("recover", why="finish it or discard it")
 
 
@@ -61,7 +63,9 @@ def write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) ->
 
 def read(root: Path) -> Entry | None:
     """What the journal says, None where there is none. Raises InterruptedSurgery where it can't be
-    told."""
+    told. A fork that was cut off in a bucket has no id."""
+    if os.path.lexists(root / HOME / FORKING):
+        return Entry("", "fork: not all of it is there", (), ())
     return _read(root / HOME / "journal") or _read(root / HOME / INTENT)
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
-from ckptsurgeon.hints import again
+from ckptsurgeon.hints import again, shell
 from ckptsurgeon.plans.edits import (
     Append,
     Checksum,
@@ -44,7 +44,7 @@ from ckptsurgeon.transaction import assumptions, entry, journal, receipts, stagi
 from ckptsurgeon.transaction.bucket import lease
 from ckptsurgeon.transaction.bucket.place import Place, at_once
 from ckptsurgeon.transaction.bucket.redo import Ready, appended, cut, redo
-from ckptsurgeon.transaction.entry import INTENT, Entry
+from ckptsurgeon.transaction.entry import FORKING, INTENT, Entry
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.recovery import Recovery
 
@@ -317,6 +317,12 @@ def recover(place: Place, *, logs: Sequence[Path] | None) -> Recovery:
     itself: then it can be called again; and VerificationFailed or SurgeryError when that is done
     and the run can't be read back."""
     title = journal.interrupted(place.root)
+    if place.mirror.object(place.key(f"{HOME}/{FORKING}")) is not None:
+        raise InterruptedSurgery(
+            f"{place.root} is a fork that was cut off, or that is still made",
+            untouched="nothing was touched by this command",
+            next=shell(["aws", "s3", "rm", "--recursive", place.root], why="if no fork is running"),
+        )
     if title is None and not _is_there(place, lease.NAME):
         return Recovery("nothing")
     journal.waiting(place.root, logs)

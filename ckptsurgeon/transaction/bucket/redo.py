@@ -234,10 +234,16 @@ def _move(place: Place, step: Move) -> None:
             except Changed:
                 raise unlike(place, step.src, "somebody wrote it meanwhile") from None
 
-    # What says that a step is complete comes last, and goes first.
-    marks = [key for key in sources if PurePosixPath(key).name.startswith(".")]
-    others = [key for key in sources if key not in set(marks)]
+    marks, others = marked(sources)
     for keys in (others, marks):
         at_once(copy, keys)
     for keys in (marks, others):
         at_once(place.writes.delete, keys)
+
+
+def marked(keys: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The objects that say of others that they are all there, which come last and go first; and the
+    others."""
+    keys = list(keys)
+    marks = [key for key in keys if PurePosixPath(key).name.startswith(".")]
+    return marks, [key for key in keys if key not in set(marks)]
