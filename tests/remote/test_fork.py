@@ -118,6 +118,7 @@ def test_a_fork_that_fails_leaves_nothing(
     assert found.exit_code == 2 and not buckets.keys(store, "branch/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", [False, True])
 def test_killed_at_each_request(
     done: bool, store: Any, between: Proxy, look: Look, tmp_path: Path
