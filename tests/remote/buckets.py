@@ -66,6 +66,15 @@ def objects(store: Any, prefix: str = "run/") -> Objects:
     }  # it says when it was written
 
 
+def here(run: Path) -> dict[str, bytes]:
+    """The bytes of each file, but of a note, which says when it was written."""
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and ".ckptsurgeon" not in path.parts and not path.name.endswith(NOTE)
+    }
+
+
 def left_over(store: Any, prefix: str = "run/") -> list[str]:
     """What no surgery leaves: a record of one under way, a lock, staged bytes, open uploads."""
     inside = [key.partition("/.ckptsurgeon/")[2] for key in keys(store, prefix)]

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tests.remote import buckets
-from tests.remote.buckets import LONG, RUN, fill, killed_at, left_over, long_run, objects
+from tests.remote.buckets import LONG, RUN, fill, here, killed_at, left_over, long_run, objects
 from tests.remote.conftest import Look
 from tests.remote.proxy import Proxy
-from tests.remote.test_operations import here
 
 pytestmark = [
     pytest.mark.remote,

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckptsurgeon.transaction.home import NOTE
-from tests.remote.buckets import RUN, Objects, fill, left_over, long_run, objects
+from tests.remote.buckets import RUN, Objects, fill, here, left_over, long_run, objects
 from tests.remote.conftest import Look
 
 pytestmark = [
@@ -42,15 +41,6 @@ def there(store: Any) -> dict[str, bytes]:
     """The bytes of each object, but of a note, which says when it was written."""
     found = objects(store)
     return {name: each[0] for name, each in found.items() if not name.startswith("note ")}
-
-
-def here(run: Path) -> dict[str, bytes]:
-    """The bytes of each file, likewise."""
-    return {
-        str(path.relative_to(run)): path.read_bytes()
-        for path in run.rglob("*")
-        if path.is_file() and ".ckptsurgeon" not in path.parts and not path.name.endswith(NOTE)
-    }
 
 
 def held(words: list[str], store: Any, look: Look, run: Path) -> None:
