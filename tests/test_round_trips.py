@@ -52,6 +52,7 @@ def may_trace() -> bool:
 
 
 @pytest.mark.skipif(not may_trace(), reason="strace counts the calls")
+@pytest.mark.long
 def test_one_more_shard_takes_no_more_calls_than_before(tmp_path: Path) -> None:
     counted: list[dict[str, Counter[str]]] = []
     roots = [tmp_path / f"shards-{shards}" for shards in (FEW, MANY)]

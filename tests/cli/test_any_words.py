@@ -68,6 +68,7 @@ def check(surgeon: Surgeon, words: list[str], where: Path) -> None:
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.long
 def test_the_examples_of_every_command_print_one_document(
     surgeon: Surgeon, places: Path, name: str, place: str
 ) -> None:

@@ -54,6 +54,7 @@ def test_an_incomplete_checkpoint_names_its_missing_shards(trained: Trained) -> 
 
 
 @pytest.mark.parametrize("text", ["global_step7", "", "../../etc/passwd", "global_step8\0"])
+@pytest.mark.long
 def test_a_latest_that_names_nothing_is_repaired_first(trained: Trained, text: str) -> None:
     root = trained()
     (root / "latest").write_text(text)
@@ -61,6 +62,7 @@ def test_a_latest_that_names_nothing_is_repaired_first(trained: Trained, text: s
     assert " repair-latest" in said
 
 
+@pytest.mark.long
 def test_an_unknown_recipe_key_gets_the_nearest_one(trained: Trained, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("set: {learning_rate: 3e-5, beta_2: 0.95}\n")
@@ -96,6 +98,7 @@ def test_an_lr_in_yaml_is_a_number_with_and_without_a_point(
         assert json.loads(done.stdout)["promise"]["lr"] == 3e-4
 
 
+@pytest.mark.long
 def test_a_live_trainer_is_refused_and_the_plan_is_shown(trained: Trained) -> None:
     root = trained()
     stat = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()

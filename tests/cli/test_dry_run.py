@@ -39,6 +39,7 @@ def last(text: str) -> str:
         ("apply recipe.yaml set.lr=2e-4 -n", "apply recipe.yaml set.lr=2e-4"),
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_the_last_line_is_the_command_that_does_it(
     surgeon: Surgeon,
     trained: Trained,

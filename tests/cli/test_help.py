@@ -31,6 +31,7 @@ def test_every_command_of_the_design_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.long
 def test_help_has_the_shared_options_and_ends_with_the_exit_codes(
     surgeon: Surgeon, name: str
 ) -> None:

@@ -44,6 +44,7 @@ SECONDS = pytest.param("check-optimizer", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", [SECONDS if n == "check-optimizer" else n for n in WRITERS])
+@pytest.mark.long
 def test_what_lies_there_stays_until_the_hint_is_typed(
     surgeon: Surgeon, diverged: Path, tmp_path: Path, name: str
 ) -> None:

@@ -42,6 +42,7 @@ def test_a_closed_stream_is_no_traceback(trained: Trained, closed: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_surgery_that_is_done_is_0_though_nobody_reads_the_end(trained: Trained) -> None:
     root = trained()
     done = shell(f"surgeon set-lr 5e-4 --yes --json -C {root} > /dev/full")
@@ -96,6 +97,7 @@ def test_no_attic_is_removed_that_could_not_be_named(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("words", ["status -C {}", "--help", "status --help", "--version"])
+@pytest.mark.long
 def test_what_is_looked_at_and_can_not_be_shown_is_an_error(trained: Trained, words: str) -> None:
     done = shell(f"surgeon {words.format(trained())} > /dev/full")
     assert done.returncode == 1

@@ -73,6 +73,7 @@ def test_each_kind_of_hint_is_quoted(run: str, word: str) -> None:
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", [name for name in ODD if name and name not in UNFIT])
+@pytest.mark.long
 def test_a_hint_of_a_run_with_an_odd_name_finds_that_run(
     surgeon: Surgeon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -79,6 +79,7 @@ def test_wrong_usage_is_three_lines(surgeon: Surgeon, name: str) -> None:
 @pytest.mark.parametrize(
     "name", [row.name for row in commands().values() if isinstance(row.place, Operation)]
 )
+@pytest.mark.long
 def test_no_error_of_a_one_line_command_names_a_key_of_a_recipe(
     surgeon: Surgeon, trained: Trained, name: str
 ) -> None:

@@ -27,6 +27,7 @@ def outcome(ctx: typer.Context, parameter: Any, value: Any, *, plain: bool) -> t
 
 
 @pytest.mark.parametrize("name", list(commands()))
+@pytest.mark.long
 def test_a_value_is_what_typer_makes_of_it(name: str) -> None:
     command = build(commands()[name])
     values: list[Any] = [None, *TEXTS]

@@ -44,6 +44,7 @@ def test_every_other_disk_error_at_every_call_once_and_for_good() -> None:
 
 
 @density(8)
+@pytest.mark.long
 def test_full_disk_at_every_call(every: int) -> None:
     """Removals and renames go on when a disk is full, so that before the commit point all is taken
     back, and after it few calls are left that need space."""
@@ -64,6 +65,7 @@ def test_broken_and_short_calls_are_made_again(every: int) -> None:
 
 
 @density(8)
+@pytest.mark.long
 def test_ctrl_c_at_every_call(every: int) -> None:
     found = reports(*((each, faults, ("CTRL-C",), (False,), every) for each in SCENARIOS))
     sound(found, 300 // every)

@@ -19,6 +19,7 @@ SAMPLES = (
 )
 
 
+@pytest.mark.long
 def test_what_somebody_wrote_is_left_and_the_rest_is_as_before() -> None:
     found = reports(*((scenario, given, *how) for scenario, *how in SAMPLES))
     sound(found, 40)

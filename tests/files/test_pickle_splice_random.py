@@ -134,6 +134,7 @@ def test_agrees_with_plain_python(
 
 @settings(max_examples=12, deadline=None, phases=[Phase.generate])
 @given(st.data())
+@pytest.mark.long
 def test_a_large_pickle_is_edited_alike_by_both_machines(data: st.DataObject) -> None:
     """The native scan, where it was built, and the one in Python."""
     assert native.shards is None or scan(LARGE).native is not None

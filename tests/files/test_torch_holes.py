@@ -34,6 +34,7 @@ def plan(root: Path, content: Content) -> Plan:
 
 
 @pytest.mark.parametrize("why", ["linked", "read-only", "strict", "legacy"])
+@pytest.mark.long
 def test_zeroed_moments_take_no_room_in_a_replaced_shard(tmp_path: Path, why: str) -> None:
     path = tmp_path / "shard.pt"
     save(plain_shard(numel=NUMEL), path, _use_new_zipfile_serialization=why != "legacy")

@@ -57,6 +57,7 @@ def test_a_format_beside_the_table(tmp_path: Path, name: str) -> None:
         law(root)
 
 
+@pytest.mark.long
 def test_every_format_has_a_run_here(run_of: Callable[[str], Path], tmp_path: Path) -> None:
     roots = [run_of(name) for name in FORMATS]
     roots += [make(tmp_path / name) for name, make in OTHERS.items()]

@@ -148,6 +148,7 @@ def test_the_engine_uses_what_was_set_and_reset(tmp_path: Path, name: str) -> No
     by="deepspeed",
 )
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.long
 def test_the_loss_scale_of_fp16_is_set_and_reset(tmp_path: Path, stage: int) -> None:
     options = Options(stage=stage, dtype="fp16")
     make(tmp_path / "run", options)

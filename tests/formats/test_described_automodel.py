@@ -147,6 +147,7 @@ def test_a_text_in_place_of_a_link(made: Make) -> None:
 
 
 @pytest.mark.parametrize("text", [False, True])
+@pytest.mark.long
 def test_a_step_that_automodel_marks_as_unfinished_is_no_target(made: Make, text: bool) -> None:
     """By a link and by the text in its place: its pickers pass over such a step, whatever leads
     there (`test_clean_ups.py` asks them)."""
@@ -188,6 +189,7 @@ def weights_of(root: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 @FORMS
+@pytest.mark.long
 def test_weights_of_automodel_are_edited_where_they_are(made: Make, form: str) -> None:
     """Its own Checkpointer loads the same (`test_automodel.py`)."""
     root = made(partial(automodel, form=form))

@@ -23,6 +23,7 @@ RECIPE = {"set": {"beta2": 0.97}, "reset": ["moments"]}
 
 
 @pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.long
 def test_a_zero_step_is_edited(trained: Trained, zero: int) -> None:
     root = trained(zero=zero)
     shards = sorted((root / "global_step8").glob("*zero_pp_rank_*_optim_states.pt"))

@@ -73,6 +73,7 @@ SHAPES: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.long
 def test_logits_are_those_of_the_trainers_own_block(
     name: str, tmp_path: Path, corpus: Path
 ) -> None:

@@ -136,6 +136,7 @@ def test_each_witness_names_cells_that_are_yes_in_the_table() -> None:
 HOOKS = "from tests.conftest import _claims_hold, pytest_runtest_makereport  # noqa: F401"
 
 
+@pytest.mark.long
 def test_a_claim_that_the_test_does_not_carry_out_is_caught(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(HOOKS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = witness(column, row, ..., by): .")

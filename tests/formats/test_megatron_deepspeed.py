@@ -55,6 +55,7 @@ def command_line(warning: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("changed", [{"lr": 3e-5}, {"min_lr": 5e-5}, SCHEDULE])
+@pytest.mark.long
 def test_each_way_to_relaunch_that_is_printed_uses_the_new_schedule(
     tmp_path: Path, changed: dict[str, Any]
 ) -> None:
@@ -166,6 +167,7 @@ KEEP = {**NEWER, "use_checkpoint_opt_param_scheduler": True}
 
 
 @pytest.mark.parametrize("changed", [{"lr": 3e-5}, SCHEDULE, {"weight_decay": 0.3}])
+@pytest.mark.long
 def test_a_weight_decay_or_a_schedule_lasts_under_the_newer_scheduler(
     tmp_path: Path, changed: dict[str, Any]
 ) -> None:

@@ -108,6 +108,7 @@ def test_every_capability_answers_alike(pair: tuple[Path, Path], capability: str
     assert "IndexError" not in alone and len(alone) > 1
 
 
+@pytest.mark.long
 def test_export_and_diff_of_tensors(pair: tuple[Path, Path], tmp_path: Path) -> None:
     exported = []
     for run in pair:

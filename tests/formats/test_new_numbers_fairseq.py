@@ -78,6 +78,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("moments", ["last", "average", "zero"])
+@pytest.mark.long
 def test_an_average_is_torchs(run: Path, moments: str) -> None:
     before, old = snapshot(run), [held(run, f"checkpoint_{step}") for step in (10, 20, 30)]
     found = operated(run, {"average": {"last": 3, "moments": moments}})

@@ -171,6 +171,7 @@ QUICK = settings(
 
 @QUICK
 @given(data=st.data())
+@pytest.mark.long
 def test_an_odd_value_stops_only_what_needs_it(
     made: Made, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

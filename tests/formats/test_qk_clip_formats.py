@@ -239,6 +239,7 @@ FORMATS: dict[str, Reader] = {
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.long
 def test_queries_and_keys_are_torchs_product(name: str, tmp_path: Path) -> None:
     """About half of the heads are above the threshold, the rest stays as it is bit for bit."""
     root, read = make(name, tmp_path / "run"), FORMATS[name]

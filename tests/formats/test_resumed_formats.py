@@ -28,6 +28,7 @@ NOT_ADAM = ("OLMo-core, OLMoDDP",)
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.long
 def test_a_format_of_the_table(run_of: Callable[[str], Path], name: str) -> None:
     run = Run.open(run_of(name))
     compared = 0

@@ -71,6 +71,7 @@ def operate(root: Path, **recipe: Any) -> Plan:
     by="deepspeed",
 )
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.long
 def test_shards_and_copy_hold_the_same_whichever_is_loaded(tmp_path: Path, name: str) -> None:
     options = KINDS[name]
     make(tmp_path, options)
@@ -96,6 +97,7 @@ def test_shards_and_copy_hold_the_same_whichever_is_loaded(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero3"])
+@pytest.mark.long
 def test_a_run_of_universal_copies_alone(tmp_path: Path, name: str) -> None:
     make(tmp_path, KINDS[name])
     convert(tmp_path)
@@ -108,6 +110,7 @@ def test_a_run_of_universal_copies_alone(tmp_path: Path, name: str) -> None:
     assert held["betas"] == [list(made.promise.betas or ())] * 2
 
 
+@pytest.mark.long
 def test_the_defects_of_zero_3_are_warned_of_and_real(tmp_path: Path) -> None:
     make(tmp_path, KINDS["zero3"])
     convert(tmp_path)

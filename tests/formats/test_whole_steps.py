@@ -105,6 +105,7 @@ NANOCHAT = Layout("optim_{step}_rank{rank}.pt", BESIDE[:2], 6, (4, 8), 4, half_s
 @example(NANOCHAT)
 @settings(max_examples=25)
 @given(layouts())
+@pytest.mark.long
 def test_nothing_of_a_step_that_left_stays_and_undo_is_exact(layout: Layout) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "run"

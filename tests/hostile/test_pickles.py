@@ -39,6 +39,7 @@ def check(root: Path, file: str, says: str) -> None:
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.long
 def test_it_is_refused_with_file_and_byte(trained: Trained, name: str) -> None:
     root = trained()
     damage, says = REFUSED[name]

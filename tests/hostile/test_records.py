@@ -85,6 +85,7 @@ MANY = [8, pytest.param(400, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("many", MANY)
+@pytest.mark.long
 def test_a_receipt_of_any_content(sound: Path, tmp_path: Path, many: int) -> None:
     text = (sound / "run" / receipt_file("0001")).read_text()
     for i, mutant in enumerate([*sample(text, many, 1), DEEP, "{}", "null", "", "[]"]):

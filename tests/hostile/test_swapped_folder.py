@@ -105,6 +105,7 @@ def rolled_back_with_a_swap(world: Path, name: str, at: int, patch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["last", ".ckptsurgeon/staging/0001", ".ckptsurgeon/attic/0001"])
+@pytest.mark.long
 def test_no_link_is_set_through_a_swapped_name(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def written_by_others(root: Path, how: str) -> None:
 
 @ROOT
 @pytest.mark.parametrize("how", OTHERS)
+@pytest.mark.long
 def test_yes_does_not_start_what_others_wrote(root: Path, proof: Path, how: str) -> None:
     written_by_others(root, how)
     before = snapshot(root)

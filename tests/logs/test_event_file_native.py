@@ -111,6 +111,7 @@ def renamed(data: bytes) -> Any:
 
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(MUTATIONS, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_mutated_files_come_out_the_same(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     native = event_file.native
     dice = random.Random(count)

@@ -39,6 +39,7 @@ def test_nothing_healthy_is_ill_and_nothing_ill_is_missed(seed: int) -> None:
         assert verdict(seed) == DIVERGED
 
 
+@pytest.mark.long
 def test_the_onset_is_within_one_percent() -> None:
     """All but one, in which a spike of seven points ends one point before the loss breaks."""
     sick = [seed for seed in HELD_OUT if invented(seed).event is not None]
@@ -118,6 +119,7 @@ def test_a_spike_in_a_slow_rise_does_not_date_it(seed: int) -> None:
 
 @given(st.integers(0, 2**16), st.integers(30, 250), st.sampled_from([1.0, 1.3, 1.5]))
 @settings(max_examples=40, deadline=None, database=None, derandomize=True)
+@pytest.mark.long
 def test_a_slow_rise_is_dated_by_its_foot(seed: int, length: int, power: float) -> None:
     """To a tenth of the rise after it began, of which noise hides the first part; hardly before."""
 

@@ -65,6 +65,7 @@ def test_a_command_of_other_ranks_leads_to_transplant(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.long
 def test_it_is_said_where_the_engine_refuses_and_nowhere_else(tmp_path: Path, stage: int) -> None:
     """What two ranks saved is loaded by one."""
     options = Options(stage=stage)

@@ -58,6 +58,7 @@ def histories(draw: st.DrawFn) -> list[Entry]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(histories(), st.sampled_from(HISTORIES), st.booleans())
+@pytest.mark.long
 def test_a_glance_has_the_points_that_advise_judges(
     tmp_path: Path, entries: list[Entry], name: str, in_root: bool
 ) -> None:

@@ -36,6 +36,7 @@ def ends(kept: Branch) -> Iterator[tuple[LossTail, Curves]]:
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.long
 def test_no_verdict_is_another_than_that_of_advise(name: str, seed: int, tmp_path: Path) -> None:
     file = tmp_path / f"{name}.csv"
     file.write_bytes(gzip.decompress(kept(name, seed).read_bytes()))

@@ -229,6 +229,7 @@ def titan(root: Path) -> dict[str, list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("moments", ["last", "average", "zero"])
+@pytest.mark.long
 def test_torchtitan_loads_the_average(tmp_path: Path, moments: str) -> None:
     root = torchtitan(tmp_path / "run")
     before = snapshot(root)

@@ -86,6 +86,7 @@ def test_the_trainer_goes_on_in_bf16(trained: Trained, ranks: int, zero: int, be
 
 
 @pytest.mark.parametrize(("ranks", "zero", "before"), [(2, 1, "fp16"), (1, 2, "bf16")])
+@pytest.mark.long
 def test_the_trainer_goes_on_in_fp32(trained: Trained, ranks: int, zero: int, before: str) -> None:
     go_on(trained(ranks=ranks, zero=zero, dtype=before), ranks, "fp32")
 

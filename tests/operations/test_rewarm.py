@@ -80,6 +80,7 @@ RECIPE = {"rollback": {"to": 4}, "reset": ["moments"], "rewarm": {"iterations": 
         pytest.param(1, 1, "bf16", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.long
 def test_a_held_window_fills_the_moments_and_moves_no_weight(
     trained: Trained, ranks: int, zero: int, dtype: str
 ) -> None:

@@ -88,6 +88,7 @@ BY_NIGHT = (*SAME, "fp32-to-bf16", "fp32-to-fp16")
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.slow] if name in BY_NIGHT else []) for name in PAIRS
 ])  # fmt: skip
+@pytest.mark.long
 def test_each_tensor_is_what_deepspeed_itself_makes_of_the_source(
     tmp_path: Path, name: str
 ) -> None:
@@ -112,6 +113,7 @@ def test_each_tensor_is_what_deepspeed_itself_makes_of_the_source(
 
 
 @pytest.mark.parametrize("name", SAME)
+@pytest.mark.long
 def test_the_next_losses_are_those_of_the_source(tmp_path: Path, name: str) -> None:
     (options, _), (target, _) = PAIRS[name]
     source = saved(tmp_path / "source", options)
@@ -175,6 +177,7 @@ TURNED = {
 
 
 @pytest.mark.parametrize("case", TURNED)
+@pytest.mark.long
 def test_a_transposed_matrix_is_that_of_torch_and_comes_back(tmp_path: Path, case: str) -> None:
     """Out of the pieces that data ranks have of it, in either direction, moments too."""
     (stage, ranks), (target, target_ranks) = TURNED[case]

@@ -44,6 +44,7 @@ RANKS = st.sampled_from([1, 2, 3, 4, 6, 12])
 @example(2, 2, 4, EXPERT)
 @example(1, 2, 4, GROUPED)
 @settings(max_examples=6)
+@pytest.mark.long
 def test_each_expert_is_the_one_of_its_number(
     one: int, two: int, experts: int, called: str
 ) -> None:

@@ -167,6 +167,7 @@ SIZES = st.builds(
 @pytest.mark.parametrize("pair", PAIRS)
 @given(SIZES)
 @settings(max_examples=3, deadline=None)
+@pytest.mark.long
 def test_each_element_is_where_both_models_have_it_and_comes_back(pair: str, sizes: Sizes) -> None:
     page, one, other = PAIRS[pair]
     models = [llama(sizes, seed) for seed in range(3)]

@@ -22,6 +22,8 @@ from tests.support.many_ranks import Ran, run_all, train_one
 from tests.support.snapshot import snapshot
 from tests.support.universal import converted, same
 
+pytestmark = pytest.mark.long
+
 TP, PP = "tensor_model_parallel_size=2", "pipeline_model_parallel_size=2"
 STEP = 2
 LAYOUTS = {
@@ -91,7 +93,9 @@ def moves(request: pytest.FixtureRequest) -> list[str]:
     """Those that are tried in this session."""
     found = (getattr(item, "callspec", None) for item in request.session.items
              if item.path == request.path)  # fmt: skip
-    return [each.params["move"] for each in found if each and "move" in each.params]
+    return list(
+        dict.fromkeys(each.params["move"] for each in found if each and "move" in each.params)
+    )
 
 
 @pytest.fixture(scope="module")

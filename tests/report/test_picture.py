@@ -240,6 +240,7 @@ def test_a_browser_shows_the_page(timeline: Timeline, tmp_path: Path, scheme: st
 
 
 @pytest.mark.parametrize("x", ["steps", "tokens", "samples", "time"])
+@pytest.mark.long
 def test_every_axis_is_drawn(timeline: Timeline, x: str) -> None:
     assert draw(timeline, "svg", x).startswith(b"<?xml")
 

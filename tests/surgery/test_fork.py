@@ -25,6 +25,7 @@ RESTART = from_data({"set": {"consumed_samples": 0, "iteration": 0}})
 
 
 @pytest.mark.parametrize("how", ["hard-link", "copy"])
+@pytest.mark.long
 def test_a_branch_starts_from_its_own_counters(trained: Trained, tmp_path: Path, how: str) -> None:
     root = trained()
     before = snapshot(root)

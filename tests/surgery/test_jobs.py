@@ -148,6 +148,7 @@ def hold(
     damaged=st.dictionaries(st.integers(0, 11), st.sampled_from(DAMAGES), max_size=3),
     changed=st.frozensets(st.integers(0, 11), max_size=2),
 )
+@pytest.mark.long
 def test_any_number_of_threads_does_what_one_does(
     saved: Callable[[int], Path],
     shards: int,

@@ -182,6 +182,7 @@ UNHURRIED: dict[str, Any] = {
 @example(TWO, True, {"rollback": {"to": 4}, "set": {"beta2": 0.9}}, [4, 8])
 @LAW
 @settings(max_examples=6, **UNHURRIED)
+@pytest.mark.long
 def test_what_was_saved_again_is_neither_lost_nor_mixed(
     page: str, zipped: bool, data: dict[str, Any], since: list[int]
 ) -> None:

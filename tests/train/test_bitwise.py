@@ -68,6 +68,7 @@ def test_on_a_cpu_recomputed_activations_give_the_same_bits(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.long
 def test_what_tensor_ranks_hold_each_stays_the_same_bits(
     corpus: Path, tmp_path: Path, dtype: str
 ) -> None:

@@ -118,6 +118,7 @@ def test_the_passes_of_deepspeed_are_not_run(
     assert {int(s["step"]) for s in live_optimizer(engine).state.values()} == {6}
 
 
+@pytest.mark.long
 def test_two_ranks_get_the_same_losses(corpus: Path, tmp_path: Path) -> None:
     words = ["--config=train/configs/tiny.yaml", "--from-scratch", f"data={corpus}"]
     fused, stock = (

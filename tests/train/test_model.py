@@ -295,6 +295,7 @@ def test_a_token_sees_its_own_document_alone() -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "plain", "stable"])
 @pytest.mark.parametrize("positions", ["learned_absolute", "alibi", "rope"])
 @pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.long
 def test_documents_in_one_sample_are_as_if_alone(
     attention: str, positions: str, recompute: bool
 ) -> None:

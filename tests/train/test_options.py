@@ -85,6 +85,7 @@ def test_dropout_of_another_seed_is_another_run(in_process: InProcess, tmp_path:
         "position_embedding_type=rope",
     ],
 )
+@pytest.mark.long
 def test_another_shape_is_refused_on_resume(
     in_process: InProcess, tmp_path: Path, override: str
 ) -> None:

@@ -143,6 +143,7 @@ def test_a_surgery_holds_in_another_dtype(
 
 
 @pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.long
 def test_a_universal_checkpoint_is_loaded_in_another_dtype(
     in_process: InProcess, tmp_path: Path, stage: int
 ) -> None:

@@ -29,6 +29,7 @@ def uninterrupted(run: Path) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.long
 def test_a_resumed_run_repeats_the_losses_of_the_uninterrupted_one(
     trained: Trained, ranks: int
 ) -> None:

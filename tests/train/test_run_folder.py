@@ -139,6 +139,7 @@ def part_the_groups(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "trouble", ["no latest", "live", "shape", "shard", "groups", "ranks", "key"]
 )
+@pytest.mark.long
 def test_a_refusal_is_three_lines_and_leaves_the_run_as_it_was(
     trained: Trained, trouble: str
 ) -> None:

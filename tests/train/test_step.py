@@ -75,6 +75,7 @@ def test_a_run_whose_steps_are_all_left_out_keeps_its_weights(
 
 
 @pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.long
 def test_an_overflow_is_a_skipped_step_and_the_scale_falls(
     in_process: InProcess, tmp_path: Path, stage: int
 ) -> None:
@@ -95,6 +96,7 @@ def test_an_overflow_is_a_skipped_step_and_the_scale_falls(
 
 
 @pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.long
 def test_a_reset_of_the_loss_scale_is_what_the_next_step_uses(
     in_process: InProcess, tmp_path: Path, stage: int
 ) -> None:
@@ -109,6 +111,7 @@ def test_a_reset_of_the_loss_scale_is_what_the_next_step_uses(
 
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.long
 def test_the_scaler_of_the_checkpoint_wins_over_the_config(
     in_process: InProcess, tmp_path: Path, kind: str, stage: int
 ) -> None:
@@ -158,6 +161,7 @@ def test_fp16_without_zero_trains_as_with_it(
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.long
 def test_gradients_are_divided_before_they_are_summed(
     in_process: InProcess, tmp_path: Path, stage: int
 ) -> None:

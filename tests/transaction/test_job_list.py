@@ -202,6 +202,7 @@ def at_call(root: Path, number: int, *, resume: bool = False) -> int:
 
 
 @pytest.mark.parametrize("where", ["staged", "record"])
+@pytest.mark.long
 def test_what_does_not_read_back_is_done_again(
     root: Path, threads: Executor, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

@@ -59,6 +59,7 @@ EDITED = sorted(set(edits_of("x")) - {"copied", "whose rights are copied"})
 
 @pytest.mark.parametrize("name", FOREIGN)
 @pytest.mark.parametrize("place", edits_of("x"))
+@pytest.mark.long
 def test_a_name_that_leads_elsewhere_is_refused_wherever_it_stands(place: str, name: str) -> None:
     assert refused(edits_of(name)[place])
 

@@ -193,6 +193,7 @@ def test_more_ranks_than_jobs_is_no_matter(
 
 
 @pytest.mark.parametrize("calls_before", [3, 9])
+@pytest.mark.long
 def test_a_rank_that_hangs_costs_its_jobs_and_spoils_nothing_once_it_is_back(
     root: Path, around: tuple[Snapshot, Snapshot], calls_before: int
 ) -> None:
@@ -211,6 +212,7 @@ def test_a_rank_that_hangs_costs_its_jobs_and_spoils_nothing_once_it_is_back(
 
 
 @pytest.mark.parametrize("what", ["list", "version"])
+@pytest.mark.long
 def test_a_rank_with_another_list_or_version_computes_nothing(
     root: Path, around: tuple[Snapshot, Snapshot], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

@@ -16,6 +16,7 @@ NAMES = [f"{case.op}-{str(dtype).removeprefix('torch.')}" for case, dtype in ROW
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("case", "dtype"), ROWS, ids=NAMES)
+@pytest.mark.long
 def test_an_op_gives_what_its_formula_gives(case: Case, dtype: torch.dtype, backend: str) -> None:
     check(case, dtype, backend, clone)
 
