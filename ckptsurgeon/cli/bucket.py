@@ -37,7 +37,7 @@ def at_hand(common: Common, name: str, given: Mapping[str, Any]) -> Iterator[Com
     for each in given.values():
         if option := getattr(each, "shared", ""):
             raise UsageError(
-                f"{option} is not possible in a bucket yet: who helps has no mirror",
+                f"{option} is not possible in a bucket yet: its helpers have no mirror",
                 next=again(
                     without=[option, each.on] if each.on else [option],
                     why="reads with threads of this process",
@@ -69,14 +69,14 @@ def branch(folder: Path, hard_link: bool, logs: bool) -> Path | None:
     if mirror is None:
         if address is not None:
             raise UsageError(
-                f"{address}: the run lies on this disk, and a fork of it, too",
+                f"{address}: the run lies on this disk, and so must its fork",
                 next="DIR is a new directory",
             )
         return None
     bucket = Path(mirror.root).name
     if address is None or address.bucket != bucket:
         raise UsageError(
-            f"{address or folder}: the run lies in s3://{bucket}, and a fork of it, too",
+            f"{address or folder}: the run lies in s3://{bucket}, and so must its fork",
             next=f"DIR is s3://{bucket}/PREFIX",
         )
     for option in ["--hard-link"] * hard_link + ["--logs"] * logs:

@@ -45,8 +45,8 @@ def fork(
     """Make a new run from one step, in a directory of its own.
 
     It shares the bytes of the step, and has its own counters, pointers and receipts. Nothing in
-    this run changes. Of a run in a bucket DIR is a prefix of the same bucket, s3://BUCKET/PREFIX,
-    and the store copies.
+    this run changes. For a run in a bucket, DIR is a prefix of the same bucket, s3://BUCKET/PREFIX,
+    and the store makes the copies.
 
     Examples:
     ckptsurgeon fork ../branch --step 6 --copy

@@ -193,7 +193,7 @@ def _take_back(run: Run, plan: Plan, common: Editing) -> None:
 def recover(
     give_up: Annotated[
         bool,
-        typer.Option("--give-up", help="Take back a surgery but for the files that others wrote."),
+        typer.Option("--give-up", help="Take it back, except for files that others wrote."),
     ] = False,
     *,
     common: Common,

@@ -17,8 +17,8 @@ class Operation:
     `--help` shows of each.
 
     The module is imported when it is needed. Its COMMANDS says which function a command is: one
-    that returns the Recipe that was typed. A recipe without a section that stands in each means one
-    with its defaults."""
+    that returns the Recipe that was typed. Sections that are `in_each_recipe` have their defaults
+    in a recipe that leaves them out."""
 
     module: str
     sections: tuple[str, ...]

@@ -49,12 +49,12 @@ class LogFiles:
 
     def others(self) -> list[Path]:
         """All but event files."""
-        if not self.stored:
-            return [*self.rows, *self.wandb, *self.databases]
-        from ckptsurgeon.logs.mlruns.run_folder import RunFolder
+        found = [*self.rows, *self.wandb, *self.databases]
+        if self.stored:
+            from ckptsurgeon.logs.mlruns.run_folder import RunFolder
 
-        stored = (path for folder in self.stored for path in RunFolder(folder).texts())
-        return [*self.rows, *self.wandb, *self.databases, *stored]
+            found += [path for folder in self.stored for path in RunFolder(folder).texts()]
+        return found
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from ckptsurgeon import surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import again, shell
 from ckptsurgeon.operations.section import Recipe
-from ckptsurgeon.recipe.file import to_data
 from ckptsurgeon.remote import reads
 from ckptsurgeon.remote.writes import Changed
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.surgery.fork import LAUNCH, Fork, files_of, outlined
+from ckptsurgeon.surgery.fork import LAUNCH, Fork, files_of, operated, outlined
 from ckptsurgeon.transaction.bucket.place import Place, at_once
 from ckptsurgeon.transaction.bucket.redo import marked
 from ckptsurgeon.transaction.entry import FORKING
@@ -58,11 +56,7 @@ def fork(
             branch.writes.put(branch.key(target), text.encode(), match="")
         branch.delete([name])
         branch.mirror.refresh()
-        if to_data(recipe):
-            made = replace(run, root=folder)
-            plan = surgery.plan(made, recipe, allow_globals=allow_globals)
-            receipt = None if plan.empty else surgery.apply(made, plan)
-            done = replace(done, receipt=receipt, changes=plan.changes, warnings=plan.warnings)
+        done = operated(done, replace(run, root=folder), recipe, allow_globals)
     except BaseException:
         with contextlib.suppress(SurgeryError):
             _remove(branch, name)

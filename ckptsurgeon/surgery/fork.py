@@ -73,11 +73,7 @@ def fork(
         with as_owner(partial, []):
             files = _fill(run, step, partial, how)
         done = Fork(folder, step, len(files), _size(files))
-        if to_data(recipe):
-            branch = replace(run, root=partial)
-            plan = surgery.plan(branch, recipe, allow_globals=allow_globals)
-            receipt = None if plan.empty else surgery.apply(branch, plan)
-            done = replace(done, receipt=receipt, changes=plan.changes, warnings=plan.warnings)
+        done = operated(done, replace(run, root=partial), recipe, allow_globals)
         disk.rename(partial, folder)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -85,6 +81,15 @@ def fork(
         raise
     disk.fsync_directory(folder.parent)
     return done
+
+
+def operated(done: Fork, branch: Run, recipe: Recipe, allow_globals: Collection[str]) -> Fork:
+    """What was made, once it is as the recipe wants it."""
+    if not to_data(recipe):
+        return done
+    plan = surgery.plan(branch, recipe, allow_globals=allow_globals)
+    receipt = None if plan.empty else surgery.apply(branch, plan)
+    return replace(done, receipt=receipt, changes=plan.changes, warnings=plan.warnings)
 
 
 def planned(run: Run, step: int, folder: Path, recipe: Recipe) -> Fork:

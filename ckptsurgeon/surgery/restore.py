@@ -37,7 +37,7 @@ from ckptsurgeon.surgery.saved_again import without_saved_again
 from ckptsurgeon.transaction import assumptions, kept, receipts
 from ckptsurgeon.transaction.digests import tail_digest
 from ckptsurgeon.transaction.home import ATTIC, HOME, is_log
-from ckptsurgeon.transaction.inverse import kept_tails
+from ckptsurgeon.transaction.inverse import kept_tails, staged_tails
 from ckptsurgeon.transaction.names import refuse_foreign
 from ckptsurgeon.workers import side_by_side
 
@@ -166,8 +166,7 @@ def _tails(run: Run, edits: Sequence[Edit], id: str) -> list[Move]:
     """The bytes that these edits cut off, kept in one file."""
     cut = [edit for edit in edits if isinstance(edit, Truncate)]
     spans = (Span(e.file, row[0][0], row[-1][1]) for e in cut for row in rows(e.spans, 0))
-    staged = kept_tails(id).replace("/attic/", "/staging/")
-    return [Move(staged, kept_tails(id), Content(tuple(spans)))] if cut else []
+    return [Move(staged_tails(id), kept_tails(id), Content(tuple(spans)))] if cut else []
 
 
 def _replaced(

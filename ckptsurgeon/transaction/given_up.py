@@ -16,8 +16,7 @@ from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.plans.record_types import made
-from ckptsurgeon.transaction import receipts
-from ckptsurgeon.transaction.home import HOME, RECEIPTS
+from ckptsurgeon.transaction.home import HOME, RECEIPTS, staged_name
 from ckptsurgeon.transaction.names import ID
 
 
@@ -37,7 +36,7 @@ def record_file(id: str) -> str:
 
 def staged_record(id: str) -> str:
     """Where it is written before that."""
-    return receipts.staged(id, "given-up.json")
+    return staged_name(id, "given-up.json")
 
 
 def read(root: Path) -> list[GivenUp]:
@@ -57,7 +56,7 @@ def read(root: Path) -> list[GivenUp]:
 def staged_receipt(root: Path, id: str) -> Receipt:
     """The receipt that surgery `id` would have got. Raises InterruptedSurgery where it can't be
     read: nothing else says what the surgery has to bring back."""
-    path = root / receipts.staged(id, "receipt.json")
+    path = root / staged_name(id, "receipt.json")
     try:
         receipt, wrong = parsed(whole_file.read(path, whole_file.MAX_RECORD, follow=False)), ""
     except OSError as error:

@@ -12,6 +12,7 @@ and `lock` while a surgery is under way, `staging/<id>` before its commit, `atti
 moved aside, and `receipts/<id>`."""
 
 ATTIC = "attic"
+STAGING = f"{HOME}/staging"
 RECEIPTS = "receipts"
 EVENTS = "tfevents"
 """What the name of each event file has in it."""
@@ -33,6 +34,11 @@ WANDB_RUN = re.compile(r"offline-run-\d[\d_]*-.+|run-\d{8}_\d{6}-.+")
 """The name of a folder that MLflow's file store, and that W&B, has of one run."""
 KEPT_EVENTS = "tf-events"
 """What it has in it in an attic instead: TensorBoard would load the file."""
+
+
+def staged_name(id: str, name: str) -> str:
+    """Where a record of surgery `id` is until the surgery is finished."""
+    return f"{STAGING}/{id}.{name}"
 
 
 def has_receipts(folder: Path) -> bool:

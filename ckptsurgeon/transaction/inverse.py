@@ -14,10 +14,15 @@ def kept_tails(id: str) -> str:
     return f"{HOME}/{ATTIC}/{id}/{HOME}.tails"
 
 
+def staged_tails(id: str) -> str:
+    """Where they are before that."""
+    return kept_tails(id).replace(f"/{ATTIC}/", "/staging/")
+
+
 def cut_off(root: Path, id: str) -> Path:
     """Where those bytes are now: in the attic, or in the staging before that."""
     path = root / kept_tails(id)
-    return path if path.exists() else root / kept_tails(id).replace(f"/{ATTIC}/", "/staging/")
+    return path if path.exists() else root / staged_tails(id)
 
 
 def kept(edits: Iterable[Edit], id: str) -> list[tuple[Truncate, Tail]]:

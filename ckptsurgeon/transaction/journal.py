@@ -27,7 +27,7 @@ from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import assumptions, given_up, inverse, lock, receipts, space, staging
 from ckptsurgeon.transaction.assumptions import IN_PLACE
 from ckptsurgeon.transaction.entry import RECOVER, Entry, read, write
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import HOME, STAGING
 from ckptsurgeon.transaction.may_change import read_only
 from ckptsurgeon.transaction.names import edited, refuse_foreign, refuse_foreign_staging
 from ckptsurgeon.transaction.recovery import Recovery
@@ -373,7 +373,7 @@ def _finish(root: Path, entry: Entry, held: disk.Held, jobs: int, progress: Prog
 
         count(0)
         if entry.back is not None:
-            staging.make_directories(root, [n for n in entry.directories if staging.FOLDER in n])
+            staging.make_directories(root, [n for n in entry.directories if STAGING in n])
         redo(root, entry.todo, staging.tails(root, entry), held, jobs, count)
     if entry.back is not None:
         given_up.write(root, entry.id, entry.left)

@@ -28,7 +28,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import shell
 from ckptsurgeon.plans.edits import Computed, Content, Edit, Move, Replace, Span, Tail
 from ckptsurgeon.plans.queries import Queries
-from ckptsurgeon.transaction.home import ATTIC, HOME, is_log
+from ckptsurgeon.transaction.home import ATTIC, HOME, is_log, staged_name
 
 ID = re.compile(r"[0-9]{4,18}")
 """How the id of a surgery is written: at least four digits."""
@@ -85,7 +85,7 @@ def refuse_foreign_staging(
     run = _Bounds(root, logs, "the journal")
     if not ID.fullmatch(id):
         raise run.foreign(id, "is not the id of a surgery")
-    records = [f"{HOME}/staging/{id}.{record}" for record in RECORDS]
+    records = [staged_name(id, record) for record in RECORDS]
     for name in files:
         if name not in records and not run.aside(name, "staging"):
             raise run.foreign(name, "is no file that a surgery stages")

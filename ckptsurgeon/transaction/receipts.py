@@ -19,7 +19,7 @@ from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
 from ckptsurgeon.plans.edits import AnyChange, Change, Computed, Content, Rewrite
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.promise import Promise
-from ckptsurgeon.transaction.home import HOME, RECEIPTS
+from ckptsurgeon.transaction.home import HOME, RECEIPTS, staged_name
 from ckptsurgeon.transaction.inverse import inverse
 from ckptsurgeon.transaction.names import ID
 from ckptsurgeon.version import VERSION
@@ -193,14 +193,9 @@ def receipt_file(id: str) -> str:
 def records(id: str) -> dict[str, str]:
     """Staged name → final name of the records of a surgery, the receipt last."""
     return {
-        staged(id, name): f"{HOME}/{RECEIPTS}/{id}/{name}"
+        staged_name(id, name): f"{HOME}/{RECEIPTS}/{id}/{name}"
         for name in ("recipe.json", "kept.json", "receipt.json")
     }
-
-
-def staged(id: str, name: str) -> str:
-    """Where a record is before the surgery is finished."""
-    return f"{HOME}/staging/{id}.{name}"
 
 
 def contents(receipt: Receipt, kept: bytes) -> dict[str, bytes]:

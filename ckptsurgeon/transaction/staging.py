@@ -39,17 +39,15 @@ from ckptsurgeon.transaction.computing import Place, Sum
 from ckptsurgeon.transaction.content import batches, placed, spans
 from ckptsurgeon.transaction.digests import read_anchors
 from ckptsurgeon.transaction.entry import Entry
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import HOME, staged_name
 from ckptsurgeon.transaction.reading import Rooms, forget
 from ckptsurgeon.transaction.redo import Step
 from ckptsurgeon.workers import each, side_by_side
 
-FOLDER = f"{HOME}/staging"
-
 
 def tails_file(id: str) -> str:
     """Where the appended bytes of all shards are staged, one after the other, in plan order."""
-    return f"{HOME}/staging/{id}.tails"
+    return staged_name(id, "tails")
 
 
 def tails(root: Path, entry: Entry) -> Path:
@@ -61,7 +59,7 @@ def tails(root: Path, entry: Entry) -> Path:
 
 def record_file(id: str) -> str:
     """Where the workers of a cluster say which of their jobs are done."""
-    return f"{HOME}/staging/{id}.jobs"
+    return staged_name(id, "jobs")
 
 
 def staged_files(plan: Plan, recorded: bool = False) -> tuple[str, ...]:

@@ -23,10 +23,10 @@ from pathlib import Path
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Inverse, Move, Replace, Tail, Truncate
-from ckptsurgeon.transaction import given_up, kept, receipts, staging
+from ckptsurgeon.transaction import given_up, kept, staging
 from ckptsurgeon.transaction.digests import anchored, digest_of
 from ckptsurgeon.transaction.entry import Entry
-from ckptsurgeon.transaction.home import ATTIC, HOME, in_attic
+from ckptsurgeon.transaction.home import ATTIC, STAGING, in_attic, staged_name
 from ckptsurgeon.transaction.inverse import cut_off, kept_tails
 from ckptsurgeon.transaction.redo import GONE, Step
 from ckptsurgeon.transaction.staged import Staged
@@ -38,7 +38,7 @@ def find(root: Path, entry: Entry) -> Entry:
     """The entry with which `recover` takes the surgery back, as far as its files are its own.
     Raises InterruptedSurgery where that can't be told."""
     receipt = given_up.staged_receipt(root, entry.id)
-    record = root / receipts.staged(entry.id, "kept.json")
+    record = root / staged_name(entry.id, "kept.json")
     known = kept.read(record) or kept.read(root / kept.record_file(entry.id))
     steps = [step for step in entry.steps if not _keeps_tails(step, entry.id)]
     pairs = list(zip(reversed(steps), receipt.inverse, strict=False))
@@ -77,7 +77,7 @@ def _fits(step: Step, back: Inverse) -> bool:
 
 
 def _is_staged(name: str) -> bool:
-    return f"{HOME}/staging/" in name
+    return f"{STAGING}/" in name
 
 
 def _is_torn(found: bytes, ours: bytes) -> bool:

@@ -68,7 +68,7 @@ def test_an_address_elsewhere_is_refused(words: list[str], look: Look) -> None:
 @pytest.mark.parametrize("option", ["--on host:8786", "--ranks-from-env"])
 def test_who_helps_has_no_mirror(option: str, look: Look) -> None:
     found = look("verify", *option.split(), "-C", "s3://bucket/run")
-    assert found.exit_code == 2 and "who helps has no mirror" in found.stderr
+    assert found.exit_code == 2 and "its helpers have no mirror" in found.stderr
     assert "next: ckptsurgeon verify -C s3://bucket/run" in found.stderr
 
 

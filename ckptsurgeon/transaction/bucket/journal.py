@@ -45,7 +45,7 @@ from ckptsurgeon.transaction.bucket import lease
 from ckptsurgeon.transaction.bucket.place import Place, at_once
 from ckptsurgeon.transaction.bucket.redo import Ready, appended, cut, redo
 from ckptsurgeon.transaction.entry import FORKING, INTENT, Entry
-from ckptsurgeon.transaction.home import HOME
+from ckptsurgeon.transaction.home import HOME, staged_name
 from ckptsurgeon.transaction.recovery import Recovery
 
 JOURNAL = f"{HOME}/journal"
@@ -57,7 +57,7 @@ COPIED = 1 << 20
 
 def uploads_file(id: str) -> str:
     """Which uploads a surgery has begun."""
-    return f"{HOME}/staging/{id}.uploads"
+    return staged_name(id, "uploads")
 
 
 # --- commit --------------------------------------------------------------------------------------
