@@ -22,6 +22,7 @@ from ckptsurgeon.plans.edits import Move, relative
 from ckptsurgeon.plans.plan import Fingerprint, Receipt
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run import moved, search, writers
+from ckptsurgeon.run.condition import Conditions
 from ckptsurgeon.run.log_folders import LogFolders
 from ckptsurgeon.run.only_logs import Logs
 from ckptsurgeon.transaction import journal, lock, receipts
@@ -183,7 +184,7 @@ class Run:
         return self.format.entries(self.root, step)
 
     def complete(self, step: int) -> bool:
-        """Whether every shard of `step` is there (names and world sizes, not contents)."""
+        """Whether every shard of `step` is there; contents are not read."""
         return self.condition(step) == "complete"
 
     def _in_attic(self, step: int) -> list[Hint]:
@@ -194,18 +195,17 @@ class Run:
             moves = (edit for edit in receipt.inverse if isinstance(edit, Move))
             kept = (edit for edit in moves if (self.root / edit.src).exists())  # not pruned
             if any(name.fullmatch(Path(edit.dst).name) for edit in kept):
-                newest = receipt is in_force[-1]
-                words = ("undo", receipt.id) if newest else ("log",)
+                words = ("undo", receipt.id) if receipt is in_force[-1] else ("log",)
                 return [command(*words, why=f"{receipt.id} moved step {step} to the attic")]
         return []
 
     def condition(self, step: int) -> str:
-        """`complete`, `incomplete`, or `damaged`: what says how many shards there are can't be
-        read."""
-        try:
-            return "incomplete" if self.format.missing(self.root, step) else "complete"
-        except SurgeryError:
-            return "damaged"
+        """`complete`, `incomplete` or `damaged`; see `Conditions`."""
+        return self._conditions.of(step)
+
+    @cached_property
+    def _conditions(self) -> Conditions:
+        return Conditions(self.root, self.format)
 
     def linked(self, step: int) -> bool:
         """Whether `step`, or a part of it, is a symbolic link to elsewhere: it is read, and no edit

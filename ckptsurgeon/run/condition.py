@@ -1,0 +1,46 @@
+"""Whether a saved step is complete, asked of its names and of as few of its bytes as will tell."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats import Format
+from ckptsurgeon.remote import reads
+
+Listing = frozenset[tuple[str, int]]
+"""Name, from the step's folder, and size of each of its files."""
+
+
+class Conditions:
+    """The conditions of one run's steps."""
+
+    def __init__(self, root: Path, format: Format) -> None:
+        self._root, self._format = root, format
+        self._whole: set[Listing] = set()
+        """Of the steps that were complete, in a bucket."""
+
+    def of(self, step: int) -> str:
+        """`complete`, `incomplete`, or `damaged`: what says how many shards there are can't be
+        read.
+
+        In a bucket a listing gives all sizes, and each file that is opened costs two requests. So a
+        step is not opened there where its files have the names and sizes of a complete one's: of
+        other world sizes, its shards would have other sizes."""
+        try:
+            listing = None if reads.current() is None else self._listing(step)
+            if listing in self._whole:
+                return "complete"
+            if self._format.missing(self._root, step):
+                return "incomplete"
+        except SurgeryError:
+            return "damaged"
+        if listing is not None:
+            self._whole.add(listing)
+        return "complete"
+
+    def _listing(self, step: int) -> Listing:
+        folder = self._format.directory(self._root, step)
+        files = self._format.files(self._root, step)
+        return frozenset((os.path.relpath(path, folder), path.stat().st_size) for path in files)
