@@ -243,11 +243,12 @@ class HasPadding(Capability, ABC):
 
 
 class BoundToRanks(Capability, ABC):
-    """Its trainer may load it on one number of ranks alone. Others load on any."""
+    """Its trainer may load it on the sizes alone that saved it. Others load on any."""
 
     @abstractmethod
-    def loads_on(self) -> int | None:
-        """That number; None where it takes others as well, or where that is not known."""
+    def loads_on(self) -> Mapping[str, int]:
+        """Those sizes: `ranks` in all, of tensors `tp`, of stages `pp`. Without one where others
+        load as well, or where that is not known."""
 
 
 class HasDigests(Capability, ABC):

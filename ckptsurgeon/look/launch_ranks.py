@@ -1,9 +1,10 @@
-"""Whether the recorded command starts as many ranks as a step can be loaded on. Reads only."""
+"""Whether the recorded launch starts such ranks as a step can be loaded on. Reads only."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from ckptsurgeon.errors import NotUnderstood
@@ -11,7 +12,8 @@ from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import BoundToRanks
 from ckptsurgeon.hints import command
 from ckptsurgeon.look.finding import Finding
-from ckptsurgeon.run.run import Run
+from ckptsurgeon.operations.own_config import configured
+from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.run.search import SETTINGS
 
 LAUNCHERS = {
@@ -20,25 +22,69 @@ LAUNCHERS = {
     "deepspeed": ("num-gpus", "num-nodes"),
 }
 """How each is told its ranks on a node, and its nodes."""
+NUMBER = re.compile("[0-9]{1,9}")
+AXES = {"tensor-model-parallel-size": "tp", "pipeline-model-parallel-size": "pp"}
+"""How every Megatron and the bundled trainer are told these sizes: as an option, or as a key."""
+AS_SAVED = ("use-mp-args-from-checkpoint-args", "use-checkpoint-args")
+"""With these the loader may take the sizes of the step in place of those of the command."""
 
 
 def torn(run: Run, checkpoint: Checkpoint) -> list[Finding]:
-    """A finding where they differ; nothing where the command or the checkpoint does not say it."""
+    """A finding where they differ, by what both the launch and the checkpoint say."""
+    bound = BoundToRanks.optional(checkpoint)
+    saved: Mapping[str, int] = {}
+    with contextlib.suppress(NotUnderstood):
+        saved = {} if bound is None else bound.loads_on()
+    if not saved:
+        return []
     own = run.settings.get("relaunch")
     words = own.get("command") if isinstance(own, dict) else None
-    started = ranks(list(map(str, words))) if isinstance(words, list) else None
-    saved = None
-    bound = BoundToRanks.optional(checkpoint)
-    with contextlib.suppress(NotUnderstood):
-        saved = None if bound is None else bound.loads_on()
-    if started is None or saved is None or started == saved:
+    file, told = SETTINGS, started(list(map(str, words))) if isinstance(words, list) else {}
+    if own is None:
+        file, told = CONFIG, _configured(run)
+    both = [name for name in ("ranks", *AXES.values()) if name in told and name in saved]
+    differing = [name for name in both if told[name] != saved[name]]
+    if not differing:
         return []
-    what = (
-        f"{SETTINGS} starts {started} rank{'s' if started > 1 else ''}, and step "
-        f"{checkpoint.step} loads on the {saved} that saved it, and on no other number"
+    wanted, kept = (
+        ", ".join(_said(name, sizes[name]) for name in differing) for sizes in (told, saved)
     )
-    why = f"fills one step that a fresh run saved on {started}: docs/transplant.md"
+    what = f"{file} asks for {wanted}; step {checkpoint.step} loads only as saved, on {kept}"
+    why = f"fills one step that a fresh run saved on {wanted}: docs/transplant.md"
     return [Finding(what, command("transplant", "--from", run.root, run="NEW", why=why))]
+
+
+def _said(name: str, size: int) -> str:
+    return f"{size} rank{'s' if size > 1 else ''}" if name == "ranks" else f"{name} {size}"
+
+
+def started(words: Sequence[str]) -> dict[str, int]:
+    """What a command says in numbers of the ranks that it starts: in all (`ranks`), of tensors
+    (`tp`), of stages (`pp`)."""
+    said: dict[str, str | None] = {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        name = name.lstrip("-+").rpartition(".")[2].replace("_", "-")
+        if name in AS_SAVED:
+            said |= dict.fromkeys(AXES.values())
+            break
+        if name in AXES and (equals or word.startswith("-")):
+            said[AXES[name]] = value if equals else following
+    count = ranks(words)
+    return ({} if count is None else {"ranks": count}) | _in_numbers(said)
+
+
+def _configured(run: Run) -> dict[str, int]:
+    """What the bundled trainer's config says of tensor and pipeline ranks: `relaunch` starts as
+    many in all as saved the step."""
+    said: dict[str, str | None] = {}
+    with contextlib.suppress(OSError):
+        said = {axis: configured(run, option.replace("-", "_")) for option, axis in AXES.items()}
+    return _in_numbers(said)
+
+
+def _in_numbers(said: Mapping[str, str | None]) -> dict[str, int]:
+    return {name: int(text) for name, text in said.items() if text and NUMBER.fullmatch(text)}
 
 
 def ranks(words: Sequence[str]) -> int | None:
@@ -57,8 +103,9 @@ def ranks(words: Sequence[str]) -> int | None:
         given[name] = value
         at += 1
     each, nodes = LAUNCHERS[launcher.rpartition("/")[2]]
-    said = [given.get(each, ""), given.get(nodes, "1" if nodes == "nnodes" else "")]
-    return prod(map(int, said)) if all(text.isdigit() for text in said) else None
+    said = {each: given.get(each), nodes: given.get(nodes, "1" if nodes == "nnodes" else None)}
+    numbers = _in_numbers(said)
+    return prod(numbers.values()) if numbers.keys() == said.keys() else None
 
 
 ALONE = ("standalone", "no-python", "module", "m", "no-local-rank", "force-multi")

@@ -60,13 +60,14 @@ def save(
     flat: bool = False,
     override: bool = False,
     tier: str = "null",
+    sharding: str = "fully_reshardable",
 ) -> Path:
     """Of torch_dist, or with `flat` of fsdp_dtensor; its config overrides the schedule or not, and
     has `tier` as the kind of checkpoints that are not persistent."""
     if flat:
         megatron_flat.save(root, steps, args=False)
     else:
-        megatron_dist.save(root, steps, args=False)
+        megatron_dist.save(root, steps, args=False, sharding=sharding)
     for step in steps:
         folder = root / f"iter_{step:07d}"
         numbers: dict[str, Any] = {

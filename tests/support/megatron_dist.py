@@ -39,10 +39,11 @@ def save(
     integrity: bool = False,
     file: bool = False,
     args: bool = True,
+    sharding: str = "fully_reshardable",
     **command_line: Any,
 ) -> Path:
     """The common state is a value of `.metadata`, or with `file` the older `common.pt`. Without
-    `args`, as Megatron-Bridge saves it."""
+    `args`, as Megatron-Bridge saves it. It says that the optimizer is saved by this `sharding`."""
     for step in steps:
         folder = root / f"iter_{step:07d}"
         line = argparse.Namespace(
@@ -62,7 +63,7 @@ def save(
         common = {
             "args": line, "checkpoint_version": 3.0, "iteration": step,
             "opt_param_scheduler": schedule, "optimizer": {"optimizer": {"param_groups": groups}},
-            "content_metadata": {"distrib_optim_sharding_type": "fully_reshardable"},
+            "content_metadata": {"distrib_optim_sharding_type": sharding},
         }  # fmt: skip
         if not args:
             del common["args"]

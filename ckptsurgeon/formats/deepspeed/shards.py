@@ -16,7 +16,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, get
 from ckptsurgeon.formats.capabilities import BoundToRanks, NamesGroups
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.deepspeed import optimizer
+from ckptsurgeon.formats.deepspeed import optimizer, parallel
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.fields.columns import Places
 from ckptsurgeon.formats.fields.constants import GROUP
@@ -130,13 +130,17 @@ class DeepSpeedShards(Checkpoint, BoundToRanks, NamesGroups):
             stage = STAGES.get(stage, stage)
         return int(stage)
 
-    def loads_on(self) -> int | None:
-        """ZeRO's shards by as many ranks as saved them; those that keep no param groups, and a
-        universal copy, by any."""
-        if not self.sharded or any(i.universal or i.elastic for i in self._optimizers):
-            return None
+    def loads_on(self) -> Mapping[str, int]:
+        """On the tensor and pipeline ranks that saved them, ZeRO's shards on as many in all too
+        where they keep param groups; a universal copy on any."""
+        if any(item.universal for item in self._optimizers):
+            return {}
         first = self.trees[self._models[0]]
-        return int(first.get("dp_world_size", 1)) * int(first.get("mp_world_size", 1))
+        sizes = parallel.sizes(first)
+        known = {"tp": sizes.tensor, "pp": sizes.pipeline}
+        if self.sharded and not self.elastic:
+            known["ranks"] = sizes.data * int(first.get("mp_world_size", 1))
+        return {name: size for name, size in known.items() if size is not None}
 
     def schedule(self) -> Any:
         """The state of the scheduler in the first model file, or None."""

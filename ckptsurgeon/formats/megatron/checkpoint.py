@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.formats.capabilities import (
     AdjustsGroups,
+    BoundToRanks,
     Cools,
     HasHeads,
     NamesMoments,
@@ -18,7 +19,7 @@ from ckptsurgeon.formats.capabilities import (
     Rebatches,
 )
 from ckptsurgeon.formats.fields import known_globals
-from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.fields.understood import is_count, understood
 from ckptsurgeon.formats.fields.values import NUMBER, Decay, Part, Place, Setting, State
 from ckptsurgeon.formats.heads import head_counts, heads
 from ckptsurgeon.formats.heads.heads import Attention
@@ -33,12 +34,20 @@ from ckptsurgeon.plans.edits import AnyChange
 
 Self = TypeVar("Self", bound="MegatronCheckpoint")
 NOTHING: Mapping[str, Any] = {}
+AXES = {"tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size"}
 SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style", "position")
 
 
 @dataclass
 class MegatronCheckpoint(
-    MegatronShards, AdjustsGroups, Cools, HasHeads, NamesMoments, NumbersByRank, Rebatches
+    MegatronShards,
+    AdjustsGroups,
+    BoundToRanks,
+    Cools,
+    HasHeads,
+    NamesMoments,
+    NumbersByRank,
+    Rebatches,
 ):
     """One `iter_<N>` of the legacy format: `mp_rank_*/model_optim_rng.pt`, `distrib_optim.pt`."""
 
@@ -193,6 +202,12 @@ class MegatronCheckpoint(
             raise head_counts.unknown(name, "each expert rank has its attention once more")
         model = head_counts.of_megatron(saved, name)
         return heads.attentions(self.parts(), model, chunked=self.sharded)
+
+    def loads_on(self) -> Mapping[str, int]:
+        """On the tensor and pipeline ranks of the arguments, which the loader compares."""
+        saved = self.architecture()
+        sizes = {name: saved.get(option) for name, option in AXES.items()}
+        return {name: size for name, size in sizes.items() if is_count(size) and size}
 
     def fragments(self, name: str) -> list[Part]:
         """Of `parts`, where these have names. Refused for what they do not have."""

@@ -41,6 +41,8 @@ GATHERED = re.compile(r"(?:\w+\.)?optimizer\.distributed\.dp_group_idx_\d+\.para
 TENSOR = re.compile(r"(?:\w+\.)?optimizer\.(?:state\.)?(\w+)\.")
 KINDS = {**dict.fromkeys(MASTERS, "master"), **{kind: kind for kind in MOMENTS}}
 """Key of a state → what its tensors are of a parameter."""
+RESHARDED = ("fully_reshardable", "fully_sharded_model_space", "fsdp_dtensor")
+"""Ways to save the distributed optimizer of which other tensor and pipeline ranks load."""
 ORDER = ("weights", "master", *MOMENTS)
 """Of parts: that of `.metadata` is another in each step."""
 
@@ -126,6 +128,13 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint, HasDigests):
             out += sorted(kept, key=lambda part: (ORDER.index(part.kind), part.cut, part.first))
         return out
 
+    def loads_on(self) -> Mapping[str, int]:
+        """On any; but by ranks where the distributed optimizer is saved in a way that the loader
+        refuses on others (`load_checkpoint` in `megatron/training/checkpointing.py`)."""
+        kind = self._sharding()
+        bound = self.args().get("use_distributed_optimizer") and kind and kind not in RESHARDED
+        return super().loads_on() if bound else {}
+
     def unpadded(self, strip: Strip) -> Strip | None:
         """Flat buckets hold padding that no name gives the length of, and are left out."""
         places = [place for place, _ in strip.tensors.values()]
@@ -160,9 +169,14 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint, HasDigests):
 
     def dialect(self) -> str:
         """What kind of checkpoint this is, in a few words."""
+        kind = self._sharding()
+        words = ["megatron-lm", "torch_dist", *[kind] * bool(kind)]
+        return " · ".join([*words, f"{len(self.saved.items)} values"])
+
+    def _sharding(self) -> str:
+        """How the distributed optimizer is saved; "" where the step does not say it."""
         places = self.in_roots("content_metadata", "distrib_optim_sharding_type")
-        kind = f" · {places[0].value}" if places and isinstance(places[0].value, str) else ""
-        return f"megatron-lm · torch_dist{kind} · {len(self.saved.items)} values"
+        return places[0].value if places and isinstance(places[0].value, str) else ""
 
 
 def common_root(archives: Collection[Path], saved: Saved) -> list[Located]:

@@ -60,6 +60,10 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
                 owners.setdefault(match["owner"], {})[match["key"]] = name
         super().__post_init__()
 
+    def loads_on(self) -> Mapping[str, int]:
+        """On any: torch.distributed.checkpoint cuts anew."""
+        return {}
+
     def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
         """Also by the path that the trainer's state has: the longest part of it that is a name."""
         if file != self.saved.path or (path[:1] and path[0] in self.saved.items):
