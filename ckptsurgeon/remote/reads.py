@@ -171,6 +171,14 @@ def have_listed(folders: Iterable[Path]) -> None:
             _mirror.look_below(_absolute(folder))
 
 
+def key(path: Path) -> str | None:
+    """What a file or folder of a mirror is called in its bucket; None on a disk."""
+    name = _absolute(path)
+    if _mirror is None or not f"{name}/".startswith(f"{_mirror.root}/"):
+        return None
+    return name[len(_mirror.root) + 1 :]
+
+
 def age(path: Path) -> float | None:
     """How many seconds ago the object of a file was written, by the clock of its store; None on a
     disk."""

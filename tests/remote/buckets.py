@@ -75,6 +75,27 @@ def here(run: Path) -> dict[str, bytes]:
     }
 
 
+def there(store: Any) -> dict[str, bytes]:
+    """The bytes of each object, but of a note, which says when it was written."""
+    found = objects(store)
+    return {name: each[0] for name, each in found.items() if not name.startswith("note ")}
+
+
+def held(words: list[str], store: Any, look: Callable[..., Any], run: Path) -> None:
+    """The run is in the bucket as on the disk: it is there after the command, an undo, a redo, and
+    an undo of that."""
+    before: Objects = objects(store)
+    for each in (words, ["undo"], ["redo"], ["undo"]):
+        done = [look(*each, "--yes", "-C", at) for at in (run, RUN)]
+        assert [found.exit_code for found in done] == [0, 0], (each, done[1].output, done[0].output)
+        assert there(store) == here(run), each
+        assert left_over(store) == []
+        if each == ["undo"]:
+            assert objects(store) == before
+        checked = [look("verify", "-C", at).exit_code for at in (run, RUN)]
+        assert checked[0] == checked[1] and (not checked[0] or each == ["undo"]), checked
+
+
 def left_over(store: Any, prefix: str = "run/") -> list[str]:
     """What no surgery leaves: a record of one under way, a lock, staged bytes, open uploads."""
     inside = [key.partition("/.ckptsurgeon/")[2] for key in keys(store, prefix)]

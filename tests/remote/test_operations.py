@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.remote.buckets import RUN, Objects, fill, here, left_over, long_run, objects
+from tests.remote.buckets import RUN, fill, held, long_run, objects
 from tests.remote.conftest import Look
 
 pytestmark = [
@@ -35,27 +35,6 @@ OF_TRAINERS = (
     ("bundled trainer", "skip 100-110"),
 )
 """What depends on how a trainer says which step it loads, on its schedule and on its data."""
-
-
-def there(store: Any) -> dict[str, bytes]:
-    """The bytes of each object, but of a note, which says when it was written."""
-    found = objects(store)
-    return {name: each[0] for name, each in found.items() if not name.startswith("note ")}
-
-
-def held(words: list[str], store: Any, look: Look, run: Path) -> None:
-    """The run is in the bucket as on the disk: it is there after the command, an undo, a redo, and
-    an undo of that."""
-    before: Objects = objects(store)
-    for each in (words, ["undo"], ["redo"], ["undo"]):
-        done = [look(*each, "--yes", "-C", at) for at in (run, RUN)]
-        assert [found.exit_code for found in done] == [0, 0], (each, done[1].output, done[0].output)
-        assert there(store) == here(run), each
-        assert left_over(store) == []
-        if each == ["undo"]:
-            assert objects(store) == before
-        checked = [look("verify", "-C", at).exit_code for at in (run, RUN)]
-        assert checked[0] == checked[1] and (not checked[0] or each == ["undo"]), checked
 
 
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)

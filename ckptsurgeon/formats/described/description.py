@@ -23,6 +23,8 @@ from ckptsurgeon.transaction.home import HOME
 KeyPath = tuple[Key, ...]
 ANY = "*"
 """In a key path: each item of a list, each value of a dict."""
+KEY = "{run}/"
+"""What the text of a pointer begins with that names a step by its key in a bucket."""
 LOADERS = ("dcp", "deepspeed", "megatron")
 """What `loader` may name; without it a pattern is of files that torch.save wrote."""
 ANY_FOLDERS = 2
@@ -132,6 +134,16 @@ class Within:
 
 
 @dataclass(frozen=True)
+class Pointer:
+    """A text file that names a step. Where it does so `by_key`, the text follows the key of the
+    run's folder in its bucket, and a slash."""
+
+    file: str
+    text: str
+    by_key: bool = False
+
+
+@dataclass(frozen=True)
 class Description:
     """One trainer. `number` leads to the step in a file whose name has none; `last` are copies of a
     step, or links to one, and what a restart loads; `pointer` is a text file that names a step.
@@ -149,7 +161,7 @@ class Description:
     number: KeyPath = ()
     within: Within | None = None
     last: tuple[FilePattern, ...] = ()
-    pointer: tuple[str, str] | None = None
+    pointer: Pointer | None = None
     unfinished: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
@@ -199,13 +211,6 @@ class Description:
                 "files",
                 f"has no {{step}} in {unnumbered[0]!r}, and `number` says not where the step is",
             )
-        pointer = page.mapping(data.get("pointer", {}), "pointer")
-        if pointer and set(pointer) != {"file", "text"}:
-            raise page.wrong("pointer", "has `file` and `text`, with {step} in its text")
-        if pointer and "{step}" not in str(pointer["text"]):
-            raise page.wrong("pointer.text", "has no {step}")
-        if pointer:
-            page.pattern(pointer["file"], "pointer.file")
         options = page.mapping(data.get("options", {}), "options")
         page.known(options, OPTIONS, "options.")
         return cls(
@@ -219,7 +224,7 @@ class Description:
                 page.pattern(text, folder=any(item.loader for item in contents.values()))
                 for text in page.items(data.get("last", []), "last")
             ),
-            pointer=(str(pointer["file"]), str(pointer["text"])) if pointer else None,
+            pointer=page.pointer(data["pointer"]) if data.get("pointer") else None,
             unfinished=page.ending(data.get("unfinished", ""), contents, within),
             logs={k: str(v) for k, v in page.mapping(data.get("logs", {}), "logs").items()},
             options={key: str(text) for key, text in options.items()},
@@ -262,6 +267,16 @@ class _Page:
             what = f"more than {ANY_FOLDERS} folders of any name above the step"
             raise self.wrong(key, f"has {str(text)[:60]!r}: {what}")
         return FilePattern(str(text), folder)
+
+    def pointer(self, value: Any) -> Pointer:
+        data = self.mapping(value, "pointer")
+        if set(data) != {"file", "text"}:
+            raise self.wrong("pointer", "has `file` and `text`, with {step} in its text")
+        file, text = str(data["file"]), str(data["text"])
+        if "{step}" not in text:
+            raise self.wrong("pointer.text", "has no {step}")
+        self.pattern(file, "pointer.file")
+        return Pointer(file, text.removeprefix(KEY), by_key=text.startswith(KEY))
 
     def ending(
         self, value: Any, contents: Mapping[FilePattern, Content], within: Within | None

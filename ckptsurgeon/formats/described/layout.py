@@ -15,7 +15,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.copied import Copied
-from ckptsurgeon.formats.described.description import Content, FilePattern, KeyPath
+from ckptsurgeon.formats.described.description import Content, FilePattern, KeyPath, Pointer
 from ckptsurgeon.formats.described.name_pattern import NamePattern
 from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
@@ -52,7 +52,7 @@ class Described(DescribedSteps, Paged):
     def _texts(self, run: Path) -> list[Path]:
         """The text file; where a page has copies or links too, if it is there."""
         page = self.description
-        file = run / page.pointer[0] if page.pointer else None
+        file = run / page.pointer.file if page.pointer else None
         return [file] if file is not None and (file.exists() or not page.last) else []
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
@@ -81,24 +81,44 @@ class Described(DescribedSteps, Paged):
     def _text(self, run: Path, pointer: Path, step: int) -> str:
         """What names the step, with the other numbers in its name: written as they are there, as in
         `model_0000009.pth`, unless the pointer names its own step in another way."""
-        page = self.description
-        out = page.pointer[1] if page.pointer else ""
+        page = self.description.pointer
+        assert page is not None
         shards = self._shards(run, step)
         numbers = {name: str(number) for name, number in (shards[0][2] if shards else {}).items()}
         if shards and self._as_named(run, pointer):
             numbers |= shards[0][1].texts(run, shards[0][0])
+        out = page.text
         for name, number in {"step": str(step), **numbers}.items():
             out = out.replace(f"{{{name}}}", number)
-        return out
+        own = reads.key(run)
+        key = self._said(page, pointer)[0] if own is None else own
+        return f"{key}/{out}" if page.by_key and key else out
 
     def _as_named(self, run: Path, pointer: Path) -> bool:
         """Whether the pointer has the zeros that begin the number in the name of its step; true
         where that step is not there."""
-        template = self.description.pointer[1] if self.description.pointer else ""
-        written = NamePattern(template.strip()).texts((text(pointer) or "").strip()) or {}
+        written = self._written(pointer)
         shards = self._shards(run, int(written["step"])) if written else []
         named = shards[0][1].texts(run, shards[0][0]) if shards else {}
         return named.get("step", written.get("step")) == written.get("step")
+
+    def _written(self, pointer: Path) -> dict[str, str]:
+        """The numbers by which the pointer names a step of its run; none where it names no such
+        step, or one below another key."""
+        page = self.description.pointer
+        if page is None:
+            return {}
+        key, said = self._said(page, pointer)
+        if page.by_key and reads.key(pointer.parent) not in (None, key):
+            return {}
+        return NamePattern(page.text.strip()).texts(said) or {}
+
+    @staticmethod
+    def _said(page: Pointer, pointer: Path) -> tuple[str, str]:
+        """The key of a folder in the pointer, where its page has one, and what follows it."""
+        names = (text(pointer) or "").strip().split("/")
+        depth = page.text.count("/") + 1 if page.by_key else len(names)
+        return "/".join(names[:-depth]), "/".join(names[-depth:])
 
     def _repeated(self, run: Path, copy: Path, step: int) -> dict[Path, str | Path]:
         """A link to a folder with the folder of the step, or each file of a folder that must be a
@@ -115,9 +135,9 @@ class Described(DescribedSteps, Paged):
     def pointed(self, pointer: Path) -> int | None:
         """The step in the text, or in the copy."""
         page = self.description
-        if page.pointer and pointer.name == page.pointer[0]:
-            named = NamePattern(page.pointer[1].strip()).numbers((text(pointer) or "").strip())
-            return named["step"] if named else None
+        if page.pointer and pointer.name == page.pointer.file:
+            named = self._written(pointer)
+            return int(named["step"]) if named else None
         if page.within:
             return self._within(pointer)
         if page.number:

@@ -1,0 +1,29 @@
+"""What Composer has in a bucket for its link, in a run that came from there to a disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptsurgeon import surgery
+from ckptsurgeon.run.run import Run
+from tests.support.described_runs import composer
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate
+
+
+@pytest.mark.parametrize("key", ["lab/run/", ""])
+def test_what_a_bucket_has_for_a_link_names_the_step_below_the_same_key(
+    key: str, tmp_path: Path
+) -> None:
+    root = composer(tmp_path / "run")
+    (root / "latest-rank0.pt").unlink()
+    link = root / "latest-rank0.pt.symlink"
+    link.write_text(f"{key}ep0-ba6-rank0.pt")
+    before = snapshot(root)
+    assert Run.open(root).latest() == 6
+    operate(root, {"rollback": {"to": 4}})
+    assert link.read_text() == f"{key}ep0-ba4-rank0.pt" and Run.open(root).latest() == 4
+    surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
+    assert snapshot(root) == before
