@@ -3,16 +3,19 @@ megatron-core's own knowledge of which tensor is whose. Run by `make test-format
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.recipe.file import from_data
 from tests.support.dcp_tensors import tensors
+from tests.support.drawn import drawn
 from tests.support.launch import run_module
 from tests.support.newest_megatron import by
 from tests.support.snapshot import snapshot
@@ -97,3 +100,51 @@ def test_a_step_of_nemo_goes_on_in_megatron_lm(runs: Path, tmp_path: Path) -> No
         assert torch.equal(mine["weights"], wanted[f"module.{name}"])
         for kind in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(mine[kind], wanted[f"optimizer.state.{kind}.module.{name}"])
+
+
+CUTS = [(2, 2), (1, 1), (2, 1), (1, 2)]
+"""Tensor ranks and stages."""
+
+
+@st.composite
+def sizes(draw: st.DrawFn) -> dict[str, int]:
+    """Those that both two tensor ranks and two stages can share, by the names of the arguments."""
+    groups, width = 2 * draw(st.integers(1, 2)), 2 * draw(st.integers(1, 3))
+    heads = groups * draw(st.integers(1, 2))
+    return {
+        "num_layers": 2 * draw(st.integers(1, 2)), "hidden_size": heads * width,
+        "num_attention_heads": heads, "num_query_groups": groups, "kv_channels": width,
+        "ffn_hidden_size": 2 * draw(st.integers(1, 7)),
+        "padded_vocab_size": 64 + 2 * draw(st.integers(0, 3)),
+    }  # fmt: skip
+
+
+MOVED = st.tuples(sizes(), *[st.sampled_from(CUTS)] * 2).filter(lambda move: move[1] != move[2])
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(4, id="thin"), pytest.param(12, id="dense", marks=pytest.mark.slow)]
+)
+def test_of_any_sizes_there_and_back_over_tensor_ranks_and_stages_is_the_same(
+    tmp_path: Path, count: int
+) -> None:
+    """As torch joins the tensors. One start of four ranks makes all runs."""
+    moves = drawn(MOVED, count)
+    jobs = [
+        {"root": str(tmp_path / f"{name} {i}"), "step": step, "seed": i + 100 * step,
+         "tensor_model_parallel_size": cut[0], "pipeline_model_parallel_size": cut[1], **shape}
+        for i, (shape, own, other) in enumerate(moves)
+        for name, step, cut in (("source", 2, own), ("there", 1, other), ("back", 1, own))
+    ]  # fmt: skip
+    run_module("tests.support.generated_megatron", json.dumps(jobs), ranks=4)
+    for i, move in enumerate(moves):
+        source, there, back = (tmp_path / f"{name} {i}" for name in ("source", "there", "back"))
+        known = tensors(source / "iter_0000002")
+        for run, other in ((there, source), (back, there)):
+            recipe = from_data({"transplant": {"source": str(other), "step": 2}})
+            made = plan(Run.open(run), recipe)
+            assert not any("left" in text or "larger" in text for text in made.warnings), made
+            surgery.apply(Run.open(run), made)
+            found = tensors(run / "iter_0000002")
+            assert known.keys() == found.keys() and len(known) > 30
+            assert [n for n in known if not torch.equal(known[n], found[n])] == [], move

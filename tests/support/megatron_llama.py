@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ def model(args: argparse.Namespace) -> tuple[Any, Any]:
     cpu_parts()
     torch.manual_seed(args.seed)
     config = TransformerConfig(
-        **SHAPE, use_cpu_initialization=True, attention_dropout=0.0, hidden_dropout=0.0,
+        **{name: getattr(args, name) for name in SHAPE},
+        use_cpu_initialization=True, attention_dropout=0.0, hidden_dropout=0.0,
         normalization="RMSNorm", layernorm_epsilon=1e-5, add_bias_linear=False,
         gated_linear_unit=True, activation_func=torch.nn.functional.silu,
         tensor_model_parallel_size=args.tensor_model_parallel_size,
@@ -48,7 +49,7 @@ def model(args: argparse.Namespace) -> tuple[Any, Any]:
         num_experts=args.num_experts, normalization="RMSNorm"
     )
     return config, GPTModel(
-        config, spec, vocab_size=llamas.TOKENS, max_sequence_length=64,
+        config, spec, vocab_size=args.padded_vocab_size, max_sequence_length=64,
         position_embedding_type="rope", rotary_base=int(llamas.THETA),
         share_embeddings_and_output_weights=False, parallel_output=False,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -64,7 +65,7 @@ def _experts(args: argparse.Namespace) -> dict[str, Any]:
         "expert_model_parallel_size": args.expert_model_parallel_size,
         "expert_tensor_parallel_size": args.expert_tensor_parallel_size,
         "sequence_parallel": args.tensor_model_parallel_size > 1,
-        "moe_ffn_hidden_size": llamas.INNER,
+        "moe_ffn_hidden_size": args.ffn_hidden_size,
     }  # fmt: skip
 
 
@@ -78,7 +79,8 @@ def update(ddp: Any, optimizer: Any, scheduler: Any, step: int) -> float:
     words = llamas.tokens(step)
     positions = torch.arange(words.shape[1]).expand_as(words)
     first, last = ddp.module.pre_process, ddp.module.post_process
-    between = torch.zeros(words.shape[1], words.shape[0], llamas.HIDDEN, requires_grad=not first)
+    hidden = ddp.module.config.hidden_size
+    between = torch.zeros(words.shape[1], words.shape[0], hidden, requires_grad=not first)
     if not first:
         dist.recv(between.detach(), parallel_state.get_pipeline_model_parallel_prev_rank())
         ddp.module.set_input_tensor([between])
@@ -137,7 +139,8 @@ def train(
     return seen
 
 
-def main() -> None:
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Those of the command line, and the others that Megatron-LM saves."""
     words = argparse.ArgumentParser()
     words.add_argument("root", type=Path)
     words.add_argument("stop", type=int)
@@ -153,26 +156,36 @@ def main() -> None:
     words.add_argument("--newest", action="store_true")
     words.add_argument("--sharding", default="fully_reshardable")
     words.add_argument("--no-distributed", dest="use_distributed_optimizer", action="store_false")
-    args = words.parse_args()
-    if args.newest:
-        newest_megatron.put_first()
-    root, stop, fresh, saved = args.root, args.stop, args.fresh, args.saved
-    del args.root, args.stop, args.fresh, args.saved, args.newest
+    args = words.parse_args(given)
     args.seed = 1234
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     model_ranks = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
     args.data_parallel_size = ranks // model_ranks
     vars(args).update(
-        SHAPE, group_query_attention=True, global_batch_size=llamas.BATCH, clip_grad=0.0,
-        hysteresis=2, fp16=False,
+        SHAPE, padded_vocab_size=llamas.TOKENS, group_query_attention=True,
+        global_batch_size=llamas.BATCH, clip_grad=0.0, hysteresis=2, fp16=False,
         lr=llamas.RATE, min_lr=llamas.RATE, weight_decay=0.1, initial_loss_scale=1.0,
         mup_width=None, adam_eps=llamas.EPS,
         lr_warmup_samples=0, lr_decay_samples=200, lr_decay_style="constant", use_checkpoint=False,
         override=False, verify_integrity=False, gpt=True,
     )  # fmt: skip
+    return args
+
+
+def as_gpu() -> None:
+    """What the optimizer and the writer of megatron-core ask for."""
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
     torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
     apex_adam.install()
+
+
+def main() -> None:
+    args = arguments()
+    if args.newest:
+        newest_megatron.put_first()
+    root, stop, fresh, saved = args.root, args.stop, args.fresh, args.saved
+    del args.root, args.stop, args.fresh, args.saved, args.newest
+    as_gpu()
     from megatron.core import parallel_state
 
     with cpu_rank():
@@ -189,6 +202,11 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(json.dumps(seen))
         parallel_state.destroy_model_parallel()
+    end_workers()
+
+
+def end_workers() -> None:
+    """Those of megatron-core's writer."""
     for worker in torch.multiprocessing.active_children():
         worker.terminate()
         worker.join()
