@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.formats.fields.columns import Places
+from ckptsurgeon.formats.fields.constants import GROUP
 from ckptsurgeon.formats.fields.names import FIELDS
 from ckptsurgeon.formats.fields.trees import Trees
 from ckptsurgeon.formats.fields.understood import of_field, understood
@@ -84,7 +85,26 @@ class Checkpoint(Trees, ABC):
         another file has others."""
         places = self.deciding(field)
         agree(field, places)
-        return [place.value for place in places if place.file == places[0].file]
+        own = [place for place in places if place.file == places[0].file]
+        if field in GROUP:
+            own = self._with_parameters(own, places)
+        return [place.value for place in own]
+
+    def _with_parameters(self, own: list[Place], places: Sequence[Place]) -> list[Place]:
+        """Those of `own` whose param group has a parameter in one of the files: no step uses the
+        settings of another. All where none says that it has one: a shard of ZeRO 3 empties its
+        lists."""
+
+        def is_empty(place: Place) -> bool:
+            held = self.value(place.file, self.beside(place, "params"))
+            return isinstance(held, (list, tuple)) and not held
+
+        bare = {place.path for place in own if is_empty(place)}
+        if len(bare) == len(own):
+            return own
+        if bare:
+            bare -= {p.path for p in places if p.path in bare and not is_empty(p)}
+        return [place for place in own if place.path not in bare]
 
     def clear(self, field: str) -> list[Any]:
         """What is `agreed`; nothing where it is not understood, which the state then says."""

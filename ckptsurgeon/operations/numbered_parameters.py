@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats import Checkpoint, Part, Place
+from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.capabilities import NamesGroups, names_in
 from ckptsurgeon.formats.fields.values import NUMBER
 from ckptsurgeon.formats.tensors.blocks import Kinds, by_name
@@ -200,12 +200,3 @@ def of_groups(
         ):
             out[place.file, place.path] = tuple(names[number] for number in numbers)
     return out
-
-
-def with_parameters(checkpoint: Checkpoint, places: Sequence[Place]) -> list[Place]:
-    """Those of `places`, in param groups, whose group has a parameter; all where none says that it
-    has one: a shard of ZeRO 3 empties its lists."""
-    held = [checkpoint.value(p.file, checkpoint.beside(p, "params")) for p in places]
-    if not any(isinstance(numbers, (list, tuple)) and numbers for numbers in held):
-        return list(places)
-    return [p for p, numbers in zip(places, held, strict=True) if numbers not in ([], ())]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -17,7 +17,6 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.formats.layout import Paged
-from ckptsurgeon.formats.optimizers.param_groups import epsilon, rates
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations import carried_logs, parameter_names, stands
 from ckptsurgeon.operations.computed_changes import sources_of, with_copies
@@ -25,7 +24,7 @@ from ckptsurgeon.operations.events import TensorBoard
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.known_optimizer import knowing
 from ckptsurgeon.operations.limits import COUNT
-from ckptsurgeon.operations.numbered_parameters import order_of, with_parameters
+from ckptsurgeon.operations.numbered_parameters import order_of
 from ckptsurgeon.operations.refusals import Refusals
 from ckptsurgeon.operations.relaunch import Relaunch
 from ckptsurgeon.operations.rollback import copied, relinked
@@ -191,7 +190,8 @@ class Transplant(Section):
             )
         if writers := source.trainer():
             sentences.append(f"{source.root}: {writers}; step {number} is read as it is now")
-        after, wanted = _in_use(checkpoint.after(changes, run.root)), _in_use(donor)
+        after = checkpoint.after(changes, run.root).state().promise
+        wanted = donor.state().promise
         if after.step != wanted.step:
             raise SurgeryError(
                 f"the next step of {checkpoint.path.name} would be {after.step} and not "
@@ -275,28 +275,6 @@ def _with_number(name: str, step: int, number: int) -> str:
 
 STEP = ("step", "step=", "step_", "step-")
 """What stands before the number of a step, where a name has several numbers."""
-
-
-def _in_use(checkpoint: Checkpoint) -> Promise:
-    """What the next step will use, without the settings of param groups that have no parameter: no
-    step uses these, and engines of DeepSpeed have no such groups."""
-    promise = checkpoint.state().promise
-    made: dict[str, Any] = {}
-    for name in ("betas", "eps", "weight_decay"):
-        if name in promise.not_understood:
-            continue
-        places = [place for place in checkpoint.locate(name) if place.wins]
-        places = [place for place in places if place.file == places[0].file]  # one says it for all
-        used = with_parameters(checkpoint, places)
-        if len(used) < len(places):
-            made[name] = [place.value for place in used]
-    if "weight_decay" in made:
-        made["weight_decay"] = tuple(float(value) for value in made["weight_decay"])
-    if "betas" in made:
-        made["betas"] = rates(made["betas"][0])
-    if "eps" in made:
-        made["eps"] = epsilon(made["eps"][0])
-    return replace(promise, **made)
 
 
 def _unlike(run: Run, wanted: Promise, made: Promise) -> Iterator[str]:

@@ -12,6 +12,7 @@ import torch
 
 from ckptsurgeon import Run, plan
 from ckptsurgeon.operations.transplant import _unlike
+from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.recipe.file import from_data
 from tests.support.deepspeed_engine import Options, build, client, make, process_group, train
 from tests.support.numbered_steps import saved
@@ -98,9 +99,12 @@ def with_an_empty_group(runs: Path, name: str, first: bool) -> Iterator[Path]:
         shutil.copytree(runs / name, run)
         (step,) = run.glob("checkpoint-*")
         adam, schedule = (torch.load(step / f"{each}.pt") for each in ("optimizer", "scheduler"))
-        empty = {"betas": (0.5, 0.6), "eps": 0.5, "weight_decay": 0.5, "params": []}
-        adam["param_groups"].insert(0 if first else 1, {**GROUP, **empty})
-        schedule |= {key: schedule[key] * 2 for key in ("base_lrs", "_last_lr", "lr_lambdas")}
+        rate, at = 7 * schedule["_last_lr"][0], 0 if first else 1
+        empty = {"lr": rate, "initial_lr": rate, "betas": (0.5, 0.6), "eps": 0.5}
+        empty |= {"weight_decay": 0.5, "params": []}
+        adam["param_groups"].insert(at, {**GROUP, **empty})
+        for key, value in (("base_lrs", rate), ("_last_lr", rate), ("lr_lambdas", None)):
+            schedule[key].insert(at, value)
         torch.save(adam, step / "optimizer.pt")
         torch.save(schedule, step / "scheduler.pt")
     yield run
@@ -118,12 +122,18 @@ def with_an_empty_group(runs: Path, name: str, first: bool) -> Iterator[Path]:
 def test_a_group_without_parameters_yields_no_advice(
     runs: Path, source: str, target: str, settings: str, first: bool
 ) -> None:
-    """In either run, or in both: the sentences are those without it."""
+    """In either run, or in both: the sentences, and the next step, are those without it."""
     known = said(runs / source, runs / target, settings)
     assert any("weight_decay" in text for text in known) == (settings == "template")
     for one in with_an_empty_group(runs, source, first):
         for other in with_an_empty_group(runs, target, first):
             assert said(one, other, settings) == known, (one, other)
+        assert promise(one) == promise(runs / source)
+
+
+def promise(root: Path) -> Promise:
+    run = Run.open(root)
+    return run.checkpoint(run.latest()).state().promise
 
 
 @pytest.mark.parametrize("target", SAID)
