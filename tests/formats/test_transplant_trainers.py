@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
+from tests.support.drawn import drawn
 from tests.support.launch import run_module
 from tests.support.snapshot import snapshot
 from tests.support.universal import convert
@@ -127,3 +130,57 @@ def test_without_a_step_that_names_them_numbers_are_refused(runs: Path, tmp_path
     one, other = (r / f"checkpoint-{STEP}/optimizer.pt" for r in (run, runs / "one process"))
     mine, its = (torch.load(file)["state"] for file in (one, other))
     assert all(torch.equal(mine[i]["exp_avg"], its[i]["exp_avg"]) for i in its)
+
+
+@st.composite
+def llamas(draw: st.DrawFn) -> dict[str, int]:
+    """Sizes, by the names of transformers' config."""
+    groups = draw(st.integers(1, 3))
+    heads = groups * draw(st.integers(1, 2))
+    return {
+        "num_hidden_layers": draw(st.integers(1, 2)), "num_attention_heads": heads,
+        "num_key_value_heads": groups, "hidden_size": heads * 2 * draw(st.integers(1, 3)),
+        "intermediate_size": draw(st.integers(1, 9)), "vocab_size": 64 + draw(st.integers(0, 9)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(4, id="thin"), pytest.param(12, id="dense", marks=pytest.mark.slow)]
+)
+def test_of_any_sizes_there_and_back_over_stages_of_zero_is_the_same(
+    tmp_path: Path, count: int
+) -> None:
+    """Two ranks of ZeRO. One start of each makes all of its runs."""
+    cases = drawn(st.tuples(llamas(), st.integers(1, 3)), count)
+    plain = [
+        {"root": str(tmp_path / f"{name} {i}"), "step": step, "seed": seed, **shape}
+        for i, (shape, _) in enumerate(cases)
+        for name, step, seed in (("source", STEP, i), ("back", 1, i + 100))
+    ]
+    zero = [
+        {"root": str(tmp_path / f"there {i}"), "step": 1, "seed": 200, "how": f"zero-{stage}",
+         **shape}
+        for i, (shape, stage) in enumerate(cases)
+    ]  # fmt: skip
+    for ranks, jobs in ((1, plain), (2, zero)):
+        environment = {"PYTHONWARNINGS": "ignore"}
+        words = ("tests.support.generated_llamas", json.dumps(jobs))
+        run_module(*words, ranks=ranks, environment=environment)
+    for i, case in enumerate(cases):
+        source, there, back = (tmp_path / f"{name} {i}" for name in ("source", "there", "back"))
+        filled(there, source)
+        filled(back, there)
+        known, found = (trained(root) for root in (source, back))
+        assert known.keys() == found.keys() and len(known) > 30
+        assert [n for n in known if not torch.equal(known[n], found[n])] == [], case
+
+
+def trained(root: Path) -> dict[tuple[str, str], torch.Tensor]:
+    """The weights, and what the optimizer keeps of each number."""
+    folder = root / f"checkpoint-{STEP}"
+    states = torch.load(folder / "optimizer.pt")["state"]
+    weights = load_file(folder / "model.safetensors")
+    return {("weights", name): each for name, each in weights.items()} | {
+        (str(number), key): torch.as_tensor(value)
+        for number, state in states.items() for key, value in state.items()
+    }  # fmt: skip

@@ -124,7 +124,8 @@ def _zero(stage: int) -> dict[str, Any]:
     if stage == 3:  # which else rounds the inputs of linear layers
         zero["memory_efficient_linear"] = False
     config = {
-        "train_micro_batch_size_per_gpu": BATCH, "zero_optimization": zero,
+        "train_micro_batch_size_per_gpu": BATCH // int(os.environ.get("WORLD_SIZE", 1)),
+        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0,
     }  # fmt: skip
     return {"deepspeed": config}
