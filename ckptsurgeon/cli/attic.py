@@ -79,20 +79,21 @@ def prune(
     run = common.open_run()
     run.refuse_interrupted()
     newest = [receipt.id for receipt in run.receipts()][-keep:] if keep else []
-    chosen = [item for item in attic.attics(run) if item.id not in newest]
+    listed = [item for item in attic.attics(run) if not newest or item.id < newest[0]]
+    chosen = [item for item in listed if not item.stays]
     if common.dry_run or not chosen:
         then: Hint = again(without=DRY_RUN)
         if keep is None:
             then = command("prune", "--keep", "N", why="the newest N stay undoable", real=True)
-        text = report.attic(chosen, common.style)
+        text = report.attic(listed, common.style)
         common.answer(
             lambda: report.with_apply(text, then) if chosen else text,
-            lambda: report.attic_json(chosen, False),
+            lambda: report.attic_json(listed, False),
         )
         return
     if keep is None:
         raise UsageError(
-            f"{report.count(len(chosen), 'surgery', 'surgeries')} would lose what undo needs: "
+            f"{report.count(len(chosen), 'surgery', 'surgeries')} would lose what they keep: "
             "--keep N says how many of the newest stay undoable",
             next=(
                 command("prune", "--dry-run", why="what each of them keeps"),
@@ -102,7 +103,7 @@ def prune(
         )
     if not common.as_json:
         with shown_first():
-            common.answer(lambda: report.attic(chosen, common.style), dict)
+            common.answer(lambda: report.attic(listed, common.style), dict)
     _confirm_by_name(run, report.count(len(chosen), "attic"), common)
     try:
         attic.prune(run, chosen)
@@ -114,7 +115,7 @@ def prune(
         ) from error
     common.report(
         lambda: f"removed for good: the attics of {', '.join(item.id for item in chosen)}",
-        lambda: report.attic_json(chosen, True),
+        lambda: report.attic_json(listed, True),
     )
 
 

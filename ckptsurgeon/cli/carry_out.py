@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -109,11 +110,28 @@ def operate(common: Editing, recipe: Recipe, computed: Computed = BY_ITSELF) -> 
     recipe = recipe.but(why=common.why)
     if common.no_tb_note:
         recipe = recipe.but(replace(recipe[TensorBoard], note=False))
-    run = open_for(common, computed)
-    plan = surgery.plan(run, recipe, allow_globals=common.allow_global or (), jobs=common.jobs)
-    if computed.resume:
-        _refuse_done(run, plan, recipe)
-    carry_out(run, plan, common, recipe.get(Relaunch), computed)
+    with unless_late(common, computed):
+        run = open_for(common, computed)
+        plan = surgery.plan(run, recipe, allow_globals=common.allow_global or (), jobs=common.jobs)
+        if computed.resume:
+            _refuse_done(run, plan, recipe)
+        carry_out(run, plan, common, recipe.get(Relaunch), computed)
+
+
+@contextmanager
+def unless_late(common: Common, computed: Computed) -> Iterator[None]:
+    """What a task that only helps meets beside the commit of the last one, or after it, is no
+    error: srun would end that one for it."""
+    try:
+        yield
+    except (SurgeryError, OSError):
+        from ckptsurgeon.files.one_look import look_again
+        from ckptsurgeon.surgery.apply import is_over
+
+        helper = computed.helper()
+        look_again()
+        if helper is None or not is_over(common.open_run(), helper):
+            raise
 
 
 def _refuse_done(run: Run, plan: Plan, recipe: Recipe) -> None:

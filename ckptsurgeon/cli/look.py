@@ -114,7 +114,8 @@ def log(*, common: Common) -> None:
 
     run = common.open_run()
     receipts, damaged, over = run.receipts(), run.damaged_receipts(), given_up.read(run.root)
-    gone = {item.id for item in receipts if (run.root / pruned(item.id)).exists()}
+    known = [*receipts, *(item.receipt for item in over)]
+    gone = {item.id for item in known if (run.root / pruned(item.id)).exists()}
     common.answer(
         lambda: report.log(receipts, common.style, pruned=gone, damaged=damaged, given_up=over),
         lambda: report.log_json(receipts, pruned=gone, damaged=damaged, given_up=over),

@@ -11,7 +11,15 @@ import typer
 
 from ckptsurgeon import report, whole_file
 from ckptsurgeon.cli import new_file
-from ckptsurgeon.cli.carry_out import back, carry_out, confirm, open_for, operate, show
+from ckptsurgeon.cli.carry_out import (
+    back,
+    carry_out,
+    confirm,
+    open_for,
+    operate,
+    show,
+    unless_late,
+)
 from ckptsurgeon.cli.on import Computed
 from ckptsurgeon.cli.options import AllowGlobal, Common, Editing, Jobs, shown_first
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError, UsageError
@@ -108,11 +116,13 @@ def apply(
             f"{source} is a finished plan; KEY=VALUE and --why belong to the recipe it came from",
             next=command("plan", "RECIPE", "KEY=VALUE", "-o", source),
         )
-    saved_plan, run = read_plan(source), open_for(common, computed)
+    saved_plan = read_plan(source)
     try:
-        if common.dry_run:
-            surgery.refuse_stale(run, saved_plan)
-        carry_out(run, saved_plan, common, computed=computed)
+        with unless_late(common, computed):
+            run = open_for(common, computed)
+            if common.dry_run:
+                surgery.refuse_stale(run, saved_plan)
+            carry_out(run, saved_plan, common, computed=computed)
     except SurgeryError as error:
         if AGAIN in error.hints:
             error.hints = (replace(_MAKE, why=f"{source} is stale: make a new plan"),)

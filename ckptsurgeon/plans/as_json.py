@@ -58,6 +58,10 @@ def to_json(value: Any) -> Any:
             del document["chunks"]  # of the many that are one: as receipts have always had them
         if isinstance(value, Columns) and (value.cells, value.step) == (1, 0):
             del document["cells"], document["step"]
+        if isinstance(value, Receipt) and not value.launch:
+            del document["launch"]
+        if isinstance(value, Move) and value.mtime_ns is None:
+            del document["ino"], document["mtime_ns"]
         if isinstance(value, Each):
             document["keys"] = _numbers(value.keys)
         return document

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.plans.sources import Numbers, Range
-from ckptsurgeon.plans.spans import rows
+from ckptsurgeon.plans.spans import SHORT_GAP, rows
 
 
 def relative(path: Path, root: Path) -> str:
@@ -266,12 +266,15 @@ AnyChange: TypeAlias = Change | NewText | NewName | NewStep | Aside | Rewrite | 
 @dataclass(frozen=True)
 class Move:
     """Rename `src` to `dst`, which does not exist. With `content`, `src` is first staged from it,
-    so a new file is a Move too; it gets the rights of the file `like`. Inverse: the move back."""
+    so a new file is a Move too; it gets the rights of the file `like`. Inverse: the move back.
+    A journal says by `ino` and `mtime_ns` which file it is."""
 
     src: str
     dst: str
     content: Content | None = None
     like: str | None = None
+    ino: int = 0
+    mtime_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -285,11 +288,6 @@ class Replace:
     staged: str
     kept: str
     content: Content | Link | Queries | None = None
-
-
-SHORT_GAP = 64 << 10
-"""Zeros up to this long between two writes of an Append are written with them: for a file system
-they are less work than a hole, and far less when the file is cut back."""
 
 
 @dataclass(frozen=True)

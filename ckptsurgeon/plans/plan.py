@@ -64,7 +64,8 @@ class Receipt:
     """An applied plan, kept. `inverse` are the edits that bring back the state before, in order.
 
     `read` are the files of another run that numbers were read from, as they were; the changes do
-    not say which bytes of them, as 10,000 shards would take 20 MB for that."""
+    not say which bytes of them, as 10,000 shards would take 20 MB for that. `launch` is that of the
+    ranks which computed it, if some did."""
 
     id: str
     title: str
@@ -84,3 +85,4 @@ class Receipt:
     logs: tuple[str, ...] = ()
     restored: str = ""
     read: tuple[Fingerprint, ...] = ()
+    launch: str = ""

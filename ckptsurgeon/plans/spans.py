@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 Spans = Sequence[tuple[int, int]]
+SHORT_GAP = 64 << 10
+"""Zeros up to this long between two writes of an Append are written with them: for a file system
+they are less work than a hole, and far less when the file is cut back."""
 
 
 def rows(spans: Spans, gap: int) -> Iterator[Spans]:

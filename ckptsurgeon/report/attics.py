@@ -13,14 +13,29 @@ if TYPE_CHECKING:
 
 
 def attic(attics: Sequence[Attic], style: Style) -> str:
-    """One line for each surgery whose attic would go."""
-    if not attics:
-        return "nothing to prune: no surgery keeps files"
-    rows = [Row(k.id, size(k.bytes), f"{count(k.files, 'file')}   {k.title}", "-") for k in attics]
-    return "\n".join(table(rows, style))
+    """One line for each surgery whose attic would go, and for each that stays."""
+    rows = table(map(_row, attics), style)
+    if all(kept.stays for kept in attics):
+        rows.insert(0, "nothing to prune: no surgery keeps files" + " that may go" * bool(rows))
+    return "\n".join(rows)
+
+
+def _row(kept: Attic) -> Row:
+    what = f"stays: {kept.stays}" if kept.stays else kept.title
+    mark = " " if kept.stays else "-"
+    return Row(kept.id, size(kept.bytes), f"{count(kept.files, 'file')}   {what}", mark)
 
 
 def attic_json(attics: Sequence[Attic], removed: bool) -> dict[str, Any]:
     """The document of `prune`; `removed` is false with --dry-run."""
-    listed = [{"id": k.id, "title": k.title, "files": k.files, "bytes": k.bytes} for k in attics]
+    listed = [
+        {
+            "id": kept.id,
+            "title": kept.title,
+            "files": kept.files,
+            "bytes": kept.bytes,
+            "stays": kept.stays or None,
+        }
+        for kept in attics
+    ]
     return {"schema": SCHEMA, "removed": removed, "attics": listed}

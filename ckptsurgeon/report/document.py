@@ -306,6 +306,7 @@ def log_json(
                 "user": item.receipt.user,
                 "host": item.receipt.host,
                 "left": dict(item.left),
+                "pruned": item.receipt.id in pruned,
             }
             for item in reversed(given_up)
         ],

@@ -277,14 +277,14 @@ def log(
             continue
         item = known[id]
         after += "   (given up)" if id in over else ""
-        after += "   (pruned: no undo)" if item.id in pruned else ""
+        after += "   (pruned: no undo)" if id in pruned and id not in over else ""
         lines += hanging(f"{item.id}   ", f"{clean(item.title)}{after}", style)
         who = f"{item.when}   {clean(item.user)}@{clean(item.host)}"
         lines += hanging("       ", who, style)
         if item.why:
             lines += hanging("       why: ", clean(item.why), style)
         for file, kept in over[id].left.items() if id in over else ():
-            lines += hanging("       left: ", _left(file, kept), style)
+            lines += hanging("       left: ", _left(file, "" if id in pruned else kept), style)
     return "\n".join(lines) or "no surgery yet"
 
 

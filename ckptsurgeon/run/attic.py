@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction import kept, lock
+from ckptsurgeon.transaction import given_up, kept, lock
 from ckptsurgeon.transaction.home import ATTIC, HOME, KEPT_EVENTS, RECEIPTS, has_receipts
 from ckptsurgeon.transaction.worker import as_owner
 
@@ -17,33 +17,45 @@ from ckptsurgeon.transaction.worker import as_owner
 @dataclass(frozen=True)
 class Attic:
     """What surgery `id` moved aside or replaced. `bytes` are those allocated on disk; there is a
-    folder in the run, and one beside each log folder on another file system."""
+    folder in the run, and one beside each log folder on another file system. `stays` says why it is
+    not removed, where no record says that it may be."""
 
     id: str
     title: str
     files: int
     bytes: int
     folders: tuple[Path, ...]
+    stays: str = ""
 
 
 def attics(run: Run) -> list[Attic]:
-    """The attic of every surgery that has something in it, oldest first."""
+    """All that has something in it, oldest first."""
+    titles = {receipt.id: receipt.title for receipt in run.receipts()}
+    over = {item.receipt.id: f"given up: {item.receipt.title}" for item in given_up.read(run.root)}
+    titles = {**over, **titles}
+    wrong = run.damaged_receipts()
+    places = _places(run)
     out = []
-    for receipt in run.receipts():
-        places = folders(run, receipt.id)
-        files = [file for folder in places for file in _files(run, folder)]
+    for id in sorted({path.name for place in places if place.is_dir() for path in place.iterdir()}):
+        files = [file for place in places for file in _files(run, place / id)]
         if files:
             size = sum(os.lstat(file).st_blocks * 512 for file in files)
-            existing = tuple(folder for folder in places if folder.is_dir())
-            out.append(Attic(receipt.id, receipt.title, len(files), size, existing))
+            existing = tuple(place / id for place in places if (place / id).is_dir())
+            stays = "" if id in titles else wrong.get(id, "no receipt says what it is")
+            out.append(Attic(id, titles.get(id, ""), len(files), size, existing, stays))
     return out
 
 
 def folders(run: Run, id: str) -> list[Path]:
-    """Where the attic of surgery `id` may be. A log folder that has receipts is a run of its own,
-    and what it keeps is its own."""
+    """Where the attic of surgery `id` may be."""
+    return [place / id for place in _places(run)]
+
+
+def _places(run: Run) -> list[Path]:
+    """Where attics may be. A log folder that has receipts is a run of its own, and what it keeps is
+    its own."""
     beside = [folder for folder in run.logs.roots() if not has_receipts(folder)]
-    return [folder / HOME / ATTIC / id for folder in dict.fromkeys([run.root, *beside])]
+    return [folder / HOME / ATTIC for folder in dict.fromkeys([run.root, *beside])]
 
 
 def prune(run: Run, chosen: Sequence[Attic]) -> None:

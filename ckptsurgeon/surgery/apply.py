@@ -80,10 +80,20 @@ def _apply(
 
 
 def help_with(run: Run, plan: Plan, ranks: Ranks) -> None:
-    """Do this rank's share of a surgery that the last rank carries out. Raises SurgeryError where
-    that one is not heard of, or has planned something else."""
+    """Do this rank's share of a surgery that the last rank carries out, unless it is over. Raises
+    SurgeryError where that one is not heard of, or has planned something else."""
     _refuse_other_run(run, plan)
-    ranks.help(staging.jobs(run.root, plan))
+    if not is_over(run, ranks):
+        ranks.help(staging.jobs(run.root, plan))
+
+
+def is_over(run: Run, ranks: Ranks) -> bool:
+    """Whether a rank of that launch comes too late to help: a surgery is past its commit point, or
+    theirs is done. What it would plan now goes by a mix, or is one more; where it is another's
+    surgery that waits there, the last rank says so."""
+    if run.committed() is True:
+        return True
+    return any(receipt.launch == ranks.start for receipt in run.receipts())
 
 
 def refuse_stale(run: Run, plan: Plan) -> None:

@@ -30,8 +30,9 @@ from ckptsurgeon.transaction.entry import RECOVER, Entry, read, write
 from ckptsurgeon.transaction.home import HOME, STAGING
 from ckptsurgeon.transaction.may_change import read_only
 from ckptsurgeon.transaction.names import edited, refuse_foreign, refuse_foreign_staging
+from ckptsurgeon.transaction.ranks import Ranks
 from ckptsurgeon.transaction.recovery import Recovery
-from ckptsurgeon.transaction.redo import Step, redo
+from ckptsurgeon.transaction.redo import Step, known, redo
 from ckptsurgeon.transaction.worker import as_owner
 
 GO_ON = "give its own command once more, with --resume    goes on with what was computed"
@@ -190,7 +191,7 @@ def _commit(
     before: Entry | None,
 ) -> Receipt:
     plan = replace(plan, edits=staging.timed(root, plan.edits))
-    receipt = receipts.of(plan)
+    receipt = receipts.of(plan, by.workers.start if isinstance(by.workers, Ranks) else "")
     progress = by.progress
     folders = staging.directories(root, plan)
     files = staging.staged_files(plan, by.workers is not None)
@@ -206,7 +207,8 @@ def _commit(
         staging.write(root, plan, receipt, by.jobs, by.workers, before is not None, progress)
         progress("staging", len(entry.files), len(entry.files))
         made = [HOME, *entry.files, *folders]
-        entry = replace(entry, steps=staging.steps(root, plan.edits, anchors), committed=True)
+        steps = known(root, staging.steps(root, plan.edits, anchors))
+        entry = replace(entry, steps=steps, committed=True)
 
         def as_planned() -> None:
             still()

@@ -204,8 +204,8 @@ def contents(receipt: Receipt, kept: bytes) -> dict[str, bytes]:
     return dict(zip(records(receipt.id), documents, strict=True))
 
 
-def of(plan: Plan) -> Receipt:
-    """The receipt that `plan` becomes, here and now."""
+def of(plan: Plan, launch: str = "") -> Receipt:
+    """The receipt that `plan` becomes, here and now, by the ranks of `launch`."""
     outside = set().union(*map(_outside, plan.changes))
     return Receipt(
         id=plan.id,
@@ -226,6 +226,7 @@ def of(plan: Plan) -> Receipt:
         logs=plan.logs,
         restored=plan.restored,
         read=tuple(each for each in plan.assumes if each.file in outside),
+        launch=launch,
     )
 
 

@@ -35,20 +35,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckptsurgeon import disk
-from ckptsurgeon.errors import InterruptedSurgery
-from ckptsurgeon.hints import command
-from ckptsurgeon.plans.edits import SHORT_GAP, Move, Replace, Tail, Truncate
+from ckptsurgeon.plans.edits import Move, Replace, Tail, Truncate
+from ckptsurgeon.plans.spans import SHORT_GAP
+from ckptsurgeon.transaction import renames
 from ckptsurgeon.transaction.digests import anchored, digest_of
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.staged import Staged
-from ckptsurgeon.workers import each
+from ckptsurgeon.transaction.unlike import unlike
+from ckptsurgeon.workers import each, side_by_side
 
-THEN = command("recover", why="after that")
-GIVE_UP = command("recover", "--give-up", why="takes the rest back, and leaves that file as it is")
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What opening a file ends with whose name leads to none, or to a link."""
-_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-
 
 Step = Move | Replace | Tail | Truncate
 T = TypeVar("T")
@@ -83,10 +80,10 @@ def redo(
                 each(lambda step: _cut(root, step, held, folders), _only(group, Truncate), jobs)
                 folders.refuse_moved()
         elif isinstance(first, Replace):
-            _replace(root, _only(group, Replace), jobs)
+            renames.replace(root, _only(group, Replace), jobs)
             done(len(group))
         else:
-            _move(root, _only(group, Move))
+            renames.move(root, _only(group, Move))
             done(len(group))
     with _folders(root, truncated) as folders:
         each(lambda step: _restore(root, step, held, folders), truncated, jobs, done)
@@ -94,6 +91,15 @@ def redo(
     for folder, mtime_ns in times.items():
         if folder.is_dir() and folder.stat().st_mtime_ns != mtime_ns:
             disk.set_times(folder, mtime_ns)
+
+
+def known(root: Path, steps: Iterable[Step]) -> tuple[Step, ...]:
+    """The same steps; each move says which file it is."""
+
+    def with_file(step: Step) -> Step:
+        return renames.known(root / step.src, step) if isinstance(step, Move) else step
+
+    return tuple(side_by_side(with_file, steps))
 
 
 def _folders(root: Path, steps: Iterable[Tail | Truncate]) -> disk.Folders:
@@ -134,14 +140,6 @@ def _only(group: Iterable[Step], kind: type[T]) -> list[T]:
     return [step for step in group if isinstance(step, kind)]
 
 
-def _unlike(path: Path, what: str) -> InterruptedSurgery:
-    return InterruptedSurgery(
-        f"{path}: {what}",
-        untouched="the journal is kept; the surgery has overwritten no byte from before it",
-        next=("put the file back as the surgery left it", THEN, GIVE_UP),
-    )
-
-
 @contextmanager
 def _opened(held: disk.Held, path: Path, folders: disk.Folders) -> Iterator[int]:
     try:
@@ -150,7 +148,7 @@ def _opened(held: disk.Held, path: Path, folders: disk.Folders) -> Iterator[int]
     except OSError as error:
         if error.errno not in GONE:
             raise
-        raise _unlike(path, f"it is gone: {error.strerror}") from error
+        raise unlike(path, f"it is gone: {error.strerror}") from error
 
 
 def refuse_unlike(root: Path, steps: Sequence[Step], tails: Path) -> None:
@@ -167,12 +165,13 @@ def refuse_unlike(root: Path, steps: Sequence[Step], tails: Path) -> None:
             with _opened(held, root / cut.file, folders) as descriptor:
                 _check_cut(descriptor, root / cut.file, cut, held)
     for replaced in _only(steps, Replace):
-        if not _is_kept(root, replaced) and not os.path.lexists(root / replaced.file):
-            raise _unlike(root / replaced.file, "it is gone")
+        if not renames.is_kept(root, replaced) and not os.path.lexists(root / replaced.file):
+            raise unlike(root / replaced.file, "it is gone")
     made: set[str] = set()
+    freed: set[str] = set()
     for move in _only(steps, Move):
-        if move.src not in made:
-            _is_moved(root, move)
+        if move.src not in made and not renames.is_moved(root, move, freed):
+            freed.add(move.src)
         made.add(move.dst)
 
 
@@ -185,11 +184,11 @@ def _check_tail(
     """Refuse to write bytes that are not ours, or after bytes that are not those of the plan."""
     path = root / step.file
     if staged.digest(step.at, step.at + step.size) != step.digest:
-        raise _unlike(staged.path, f"the staged bytes of {step.file} are damaged")
+        raise unlike(staged.path, f"the staged bytes of {step.file} are damaged")
     with _opened(held, path, folders) as descriptor:
         status = os.fstat(descriptor)
         if not step.old_size <= (size := status.st_size) <= step.spans[-1][1]:
-            raise _unlike(path, f"it has {size} bytes; it should have {step.old_size} or more")
+            raise unlike(path, f"it has {size} bytes; it should have {step.old_size} or more")
         if not held.known(path, status):
             _refuse_other_bytes(descriptor, path, step)
             held.know(path, status)
@@ -224,13 +223,13 @@ def _silence(root: Path, step: Tail, held: disk.Held, folders: disk.Folders) -> 
 
 def _refuse_other_bytes(descriptor: int, path: Path, step: Tail) -> None:
     if digest_of(descriptor, anchored(step.old_size)) != step.anchor:
-        raise _unlike(path, "it is another file than the one that the surgery began with")
+        raise unlike(path, "it is another file than the one that the surgery began with")
 
 
 def _refuse_other_names(descriptor: int, path: Path) -> None:
     names = os.fstat(descriptor).st_nlink
     if names > 1:
-        raise _unlike(path, f"it has {names} names (hard links), and an edit would change them all")
+        raise unlike(path, f"it has {names} names (hard links), and an edit would change them all")
 
 
 def _append(
@@ -251,7 +250,7 @@ def _append(
         data = staged.read(at, at + sum(end - start for start, end in spans))
         with _writable(root, step, held, folders) as (descriptor, size):
             if size != step.cut:
-                raise _unlike(path, f"it has {size} bytes; it should have {step.cut}")
+                raise unlike(path, f"it has {size} bytes; it should have {step.cut}")
             if last == len(step.spans):
                 held.refuse_renamed(path, folders)
             disk.write_each(descriptor, path, data, spans, SHORT_GAP)
@@ -296,11 +295,11 @@ def _check_cut(descriptor: int, path: Path, step: Truncate, held: disk.Held) -> 
     status = os.fstat(descriptor)
     size = status.st_size
     if size not in (step.old_size, step.spans[-1][0], step.new_size):
-        raise _unlike(path, f"it has {size} bytes; it should have {step.new_size}")
+        raise unlike(path, f"it has {size} bytes; it should have {step.new_size}")
     known = size != step.new_size or held.known(path, status)
     if not known and digest_of(descriptor, step.spans) != step.digest:
         what = f"the bytes after {step.old_size} are not those that the surgery wrote"
-        raise _unlike(path, what)
+        raise unlike(path, what)
     return size
 
 
@@ -311,88 +310,8 @@ def _restore(root: Path, step: Truncate, held: disk.Held, folders: disk.Folders)
         _refuse_other_names(descriptor, path)
         size = os.fstat(descriptor).st_size
         if size not in (step.old_size, step.spans[-1][0]):
-            raise _unlike(path, f"it has {size} bytes; it should have {step.old_size}")
+            raise unlike(path, f"it has {size} bytes; it should have {step.old_size}")
         if size > step.old_size:
             disk.truncate(descriptor, path, step.old_size)
         disk.set_times(path, step.mtime_ns, descriptor)
         disk.fsync_file(descriptor, path)
-
-
-# --- replace and move ----------------------------------------------------------------------------
-
-
-def _replace(root: Path, group: Sequence[Replace], jobs: int) -> None:
-    each(lambda step: _keep(root, step), group, jobs)
-    _fsync_parents(root, (step.kept for step in group), jobs)
-    each(lambda step: _swap(root, step), group, jobs)
-    _fsync_parents(root, (name for step in group for name in (step.file, step.staged)), jobs)
-
-
-def _keep(root: Path, step: Replace) -> None:
-    file, target = root / step.file, root / step.kept
-    if _is_kept(root, step):
-        return
-    try:
-        disk.link(file, target)
-    except OSError as error:
-        if not os.path.lexists(file):
-            raise _unlike(file, "it is gone") from error
-        if error.errno not in _NO_HARD_LINKS:
-            raise
-        _copy(file, target)
-
-
-def _is_kept(root: Path, step: Replace) -> bool:
-    if os.path.lexists(root / step.kept):
-        return True
-    if not os.path.lexists(root / step.staged):
-        raise _unlike(root / step.staged, "neither the new file nor the one in the attic exists")
-    return False
-
-
-def _copy(file: Path, target: Path) -> None:
-    """What link(2) does, where there is none: `target` appears complete or not at all."""
-    part = target.with_name(f"{target.name}.part")
-    if os.path.lexists(part):
-        disk.remove_file(part)
-    if file.is_symlink():
-        disk.symlink(str(file.readlink()), part)
-    else:
-        info = file.stat()
-        with disk.created(part) as descriptor:
-            disk.copy_at(descriptor, part, 0, file, 0, info.st_size)
-            disk.copy_rights(descriptor, part, info)
-            disk.set_times(part, info.st_mtime_ns)
-            disk.fsync_file(descriptor, part)
-    disk.rename(part, target)
-
-
-def _swap(root: Path, step: Replace) -> None:
-    if os.path.lexists(root / step.staged):
-        disk.rename(root / step.staged, root / step.file)
-
-
-def _move(root: Path, group: Sequence[Move]) -> None:
-    freed: set[str] = set()
-    for step in group:
-        if step.dst in freed:
-            # What bears this name now must have its new name durably before it loses the old one.
-            _fsync_parents(root, (name for step in group for name in (step.src, step.dst)), 1)
-        freed.add(step.src)
-        if not _is_moved(root, step):
-            disk.rename(root / step.src, root / step.dst)
-    _fsync_parents(root, (name for step in group for name in (step.src, step.dst)), 1)
-
-
-def _is_moved(root: Path, step: Move) -> bool:
-    source, target = root / step.src, root / step.dst
-    if os.path.lexists(target):
-        return True
-    if not os.path.lexists(source):
-        raise _unlike(source, f"neither it nor {target} exists")
-    return False
-
-
-def _fsync_parents(root: Path, names: Iterable[str], jobs: int) -> None:
-    parents = sorted({(root / name).parent for name in names})
-    each(disk.fsync_directory, [parent for parent in parents if parent.is_dir()], jobs)

@@ -15,7 +15,7 @@ counts as somebody else's.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from pathlib import Path
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Inverse, Move, Replace, Tail, Truncate
-from ckptsurgeon.transaction import given_up, kept, staging
+from ckptsurgeon.transaction import given_up, kept, renames, staging
 from ckptsurgeon.transaction.digests import anchored, digest_of
 from ckptsurgeon.transaction.entry import Entry
 from ckptsurgeon.transaction.home import ATTIC, STAGING, in_attic, staged_name
@@ -50,7 +50,8 @@ def find(root: Path, entry: Entry) -> Entry:
             untouched="nothing was touched by this command",
             next=("put the file back as the surgery left it", command("recover")),
         )
-    way = _Way(root, entry.id, known)
+    freed = {step.src for step in steps if isinstance(step, Move)}
+    way = _Way(root, entry.id, known, freed)
     for step, back in pairs:
         way.add(step, back)
     files = dict.fromkeys([*entry.files, given_up.staged_record(entry.id), *way.dropped])
@@ -92,6 +93,8 @@ class _Way:
     root: Path
     id: str
     known: Mapping[str, kept.Known]
+    freed: Collection[str]
+    """Names that a step moves something away from: what bears one is that step's."""
     steps: list[Step] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
@@ -125,20 +128,25 @@ class _Way:
     # --- moved and replaced ----------------------------------------------------------------------
 
     def _move(self, step: Move) -> None:
-        new, moved = _is_staged(step.src), self._path(step.dst) is not None
-        if self._path(step.src) is not None:
-            if moved and not new:  # somebody has given its name to another file
-                self.left[step.src] = step.dst if in_attic(step.dst) else ""
-        elif not moved:
-            if not new:
+        new, source, target = _is_staged(step.src), self._path(step.src), self._path(step.dst)
+        if target is None:
+            if source is None and not new:
                 self.left[step.src] = ""
+        elif source is not None:
+            if renames.is_taken(source, target, step):
+                if step.dst not in self.freed:
+                    self.left[step.dst] = ""
+            elif not new:  # somebody has given its name to another file
+                self.left[step.src] = step.dst if in_attic(step.dst) else ""
         elif new and not self._is(step.dst, step.dst):
             self.left[step.dst] = ""
         else:
             self._rename(step.dst, step.src)
 
     def _rename(self, src: str, dst: str) -> None:
-        self.steps.append(Move(src, dst))
+        path = self._path(src)
+        assert path is not None
+        self.steps.append(renames.known(path, Move(src, dst)))
         self._bears[dst], self._bears[src] = self._bears.get(src, src), None
 
     def _replace(self, step: Replace) -> None:

@@ -146,7 +146,7 @@ def test_prune_asks_how_many_to_keep(surgeon: Surgeon, trained: Trained, words: 
     told = surgeon("prune", *words, "-C", root)
     assert (told.exit_code, told.stdout) == (2, "")
     error, untouched, *next_ones = told.stderr.splitlines()
-    assert error.startswith("error: 1 surgery would lose what undo needs: --keep N says how many")
+    assert error.startswith("error: 1 surgery would lose what they keep: --keep N says how many")
     assert untouched == "untouched: the run is exactly as it was"
     assert next_ones[0] == f"next: ckptsurgeon -C {root} prune --dry-run    what each of them keeps"
     as_json = json.loads(surgeon("prune", *words, "--json", "-C", root).stderr)
@@ -157,3 +157,24 @@ def test_prune_asks_how_many_to_keep(surgeon: Surgeon, trained: Trained, words: 
     assert snapshot(root) == before
     told = surgeon("prune", "--dry-run", "-C", root)
     assert (told.exit_code, "0001" in told.stdout) == (0, True)
+
+
+def test_prune_names_what_stays_and_why(surgeon: Surgeon, trained: Trained) -> None:
+    """Where no receipt can be read, nobody knows what the attic is good for."""
+    root = trained()
+    surgeon("rollback", "--to", 6, "--yes", "-C", root)
+    surgeon("rollback", "--to", 4, "--yes", "-C", root)
+    (root / ".ckptsurgeon/receipts/0002/receipt.json").write_text("{")
+    told = surgeon("prune", "--dry-run", "-C", root).stdout
+    assert "stays: .ckptsurgeon/receipts/0002/receipt.json is damaged: " in told
+    done = json.loads(surgeon("prune", "--keep", 0, "--yes", "--json", "-C", root).stdout)
+    assert [(item["id"], bool(item["stays"])) for item in done["attics"]] == [
+        ("0001", False),
+        ("0002", True),
+    ]
+    assert [item.name for item in (root / ".ckptsurgeon/attic").iterdir()] == ["0002"]
+    again = surgeon("prune", "--keep", 0, "--yes", "-C", root)
+    assert (again.exit_code, again.stdout.splitlines()[0]) == (
+        0,
+        "nothing to prune: no surgery keeps files that may go",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from ckptsurgeon import Run, surgery
 from ckptsurgeon.cli.tally import Done, Measured, Tally
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.workers import host
 from tests.conftest import Trained
 from tests.support.launch import REPO
@@ -77,9 +80,11 @@ def test_a_surgery_with_records_in_threads_is_the_usual_one(trained: Trained) ->
     assert surgeon("scale", "weight", "--by", "0.5", *words[3:], root, "--resume")[0] == 0
 
 
-def ranks(of: int, *words: object, cwd: Path | None = None) -> list[tuple[int, str, str]]:
-    """What each task of an srun ends with."""
-    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(of)}
+def ranks(
+    of: int, *words: object, cwd: Path | None = None, step: int = 0, late: bool = False
+) -> list[tuple[int, str, str]]:
+    """What each task of an srun ends with; only the first one is started where it is `late`."""
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": str(step), "SLURM_NTASKS": str(of)}
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "ckptsurgeon", *map(str, words)],
@@ -90,7 +95,7 @@ def ranks(of: int, *words: object, cwd: Path | None = None) -> list[tuple[int, s
             },
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for rank in range(of)
+        for rank in range(1 if late else of)
     ]  # fmt: skip
     said = [process.communicate() for process in started]
     return [(p.returncode, *each) for p, each in zip(started, said, strict=True)]
@@ -112,7 +117,8 @@ def test_the_tasks_of_an_srun_share_a_surgery_and_the_last_one_answers(trained: 
     assert " worker" in last[2] and " on " in last[2] and " jobs" in last[2], last[2]
     assert helpers == [(0, "", "")] * 2
     assert differs(snapshot(root, own=True), snapshot(other, own=True), times=False) is None
-    for code, said, error in ranks(3, "average", "5", "8", "--yes", "-C", root, "--ranks-from-env"):
+    words = ("average", "5", "8", "--yes", "-C")
+    for code, said, error in ranks(3, *words, root, "--ranks-from-env", step=1):
         assert (code, said) == (2, "") and "step 5" in error
     (root / "recipe.yaml").write_text("set: {weight_decay: 0.2}\ntensorboard: {note: false}\n")
     done = ranks(2, "apply", root / "recipe.yaml", "--yes", "-C", root, "--ranks-from-env")
@@ -120,6 +126,35 @@ def test_the_tasks_of_an_srun_share_a_surgery_and_the_last_one_answers(trained: 
     (root / "global_step8" / "mp_rank_00_model_states.pt").write_bytes(b"torn")
     first, last = ranks(2, "apply", root / "recipe.yaml", "--yes", "-C", root, "--ranks-from-env")
     assert first == (0, "", "") and last[0] == 1  # it may be late, so it does not look
+
+
+@pytest.mark.long
+def test_a_task_that_comes_beside_the_commit_or_after_it_does_nothing(trained: Trained) -> None:
+    """An error of it would make srun end the last one."""
+    root = trained(zero=1, dtype="bf16")
+    words = ("average", "6", "8", "--no-tb-note", "--yes", "-C", root, "--ranks-from-env")
+    run = Run.open(root)
+
+    def stop(phase: str, done: int, total: int) -> None:
+        if phase == "editing":
+            raise KeyboardInterrupt
+
+    made = surgery.plan(run, from_data({"average": {"steps": [6, 8]}}))
+    with pytest.raises(InterruptedSurgery):
+        surgery.apply(run, made, progress=stop)
+    assert ranks(2, *words, late=True) == [(0, "", "")]
+    assert surgeon("recover", "-C", root)[0] == 0
+    path = root / ".ckptsurgeon/receipts/0001/receipt.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "launch": "4711-0-0"}))
+    done = snapshot(root, own=True)
+    assert ranks(2, *words, late=True) == [(0, "", "")]
+    assert ranks(2, *words, "--resume", late=True) == [(0, "", "")]
+    shutil.rmtree(root / "global_step6")
+    assert ranks(2, *words, late=True) == [(0, "", "")]
+    [(code, _, error)] = ranks(2, *words, late=True, step=1)
+    assert code == 2 and "step 6" in error, "another launch"
+    found = snapshot(root, own=True)
+    assert found == {name: what for name, what in done.items() if "global_step6" not in name}
 
 
 READ = (

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptsurgeon import Hyperparameters, Recipe, Run, surgery
+from ckptsurgeon import Hyperparameters, Recipe, Rollback, Run, surgery
 from ckptsurgeon.errors import InterruptedSurgery
 from tests.cli.conftest import Surgeon
+from tests.conftest import Trained
 from tests.stable.make import HERE, unpack
 from tests.support.snapshot import snapshot
 
@@ -57,3 +58,33 @@ def test_a_surgery_that_cannot_be_finished_is_given_up(surgeon: Surgeon, tmp_pat
     assert (again.exit_code, again.stdout.split(":")[0]) == (0, "nothing to recover")
     shard.write_bytes(bytes_before)
     assert "receipt 0002" in surgeon("set-lr", "4e-4", "--yes", "-C", root).stdout
+
+
+def test_prune_lists_what_a_surgery_that_was_given_up_keeps(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    root = trained()
+    surgeon("set", "beta1=0.8", "--no-tb-note", "--yes", "-C", root)
+    run = Run.open(root)
+
+    def stop(phase: str, done: int, total: int) -> None:
+        if phase == "editing" and done == total:
+            raise KeyboardInterrupt
+
+    planned = surgery.plan(run, Recipe(Rollback(to=4), Hyperparameters(lr=5e-4)))
+    with pytest.raises(InterruptedSurgery):
+        surgery.apply(run, planned, progress=stop)
+    (root / "latest").write_bytes(b"of a trainer")
+    next((root / "global_step4").glob("*optim*")).write_bytes(b"of a trainer")
+    told = json.loads(surgeon("recover", "--give-up", "--yes", "--json", "-C", root).stdout)
+    kept = told["left"]["latest"]
+    assert (root / kept).read_text() == "global_step8"
+    assert kept in surgeon("log", "-C", root).stdout
+    listed = surgeon("prune", "--dry-run", "-C", root).stdout
+    assert "0002" in listed and "1 file   given up: " in listed
+    assert "nothing to prune" in surgeon("prune", "--keep", 1, "--yes", "-C", root).stdout
+    assert surgeon("prune", "--keep", 0, "--yes", "-C", root).exit_code == 0
+    assert not (root / kept).exists()
+    assert kept not in surgeon("log", "-C", root).stdout
+    assert json.loads(surgeon("log", "--json", "-C", root).stdout)["given_up"][0]["pruned"] is True
+    assert surgeon("undo", "--yes", "-C", root).exit_code == 0

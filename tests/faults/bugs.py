@@ -13,7 +13,7 @@ from unittest.mock import patch
 from ckptsurgeon import disk
 from ckptsurgeon.disk import files
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.transaction import journal, receipts, redo, staging
+from ckptsurgeon.transaction import journal, receipts, redo, renames, staging
 
 Bug = Callable[[], Iterator[tuple[Any, str, Callable[..., Any]]]]
 BUGS: dict[str, Bug] = {}
@@ -120,7 +120,7 @@ def _pointer_truncated_in_place() -> Iterator[tuple[Any, str, Any]]:
                 disk.fsync_file(descriptor, file)
             disk.remove_file(staged)
 
-    yield redo, "_swap", wrong
+    yield renames, "_swap", wrong
 
 
 @_bug
@@ -176,7 +176,7 @@ def _shards_truncated_one_after_the_other() -> Iterator[tuple[Any, str, Any]]:
 
 @_bug
 def _original_not_kept() -> Iterator[tuple[Any, str, Any]]:
-    yield redo, "_keep", _nothing
+    yield renames, "_keep", _nothing
 
 
 @_bug
@@ -185,7 +185,7 @@ def _original_renamed_away_first() -> Iterator[tuple[Any, str, Any]]:
         if not (root / step.kept).exists():
             disk.rename(root / step.file, root / step.kept)
 
-    yield redo, "_keep", wrong
+    yield renames, "_keep", wrong
 
 
 @_bug
@@ -214,7 +214,7 @@ def _receipt_in_place_before_the_edits() -> Iterator[tuple[Any, str, Any]]:
 
 @_bug
 def _moves_not_durable() -> Iterator[tuple[Any, str, Any]]:
-    yield redo, "_fsync_parents", _nothing
+    yield renames, "_fsync_parents", _nothing
 
 
 @_bug
@@ -245,6 +245,6 @@ def _freed_name_taken_before_it_is_durable() -> Iterator[tuple[Any, str, Any]]:
         for step in group:
             if not (root / step.dst).exists():
                 disk.rename(root / step.src, root / step.dst)
-        redo._fsync_parents(root, (n for step in group for n in (step.src, step.dst)), 1)
+        renames._fsync_parents(root, (n for step in group for n in (step.src, step.dst)), 1)
 
-    yield redo, "_move", wrong
+    yield renames, "move", wrong

@@ -93,10 +93,12 @@ def restore(saved: Saved, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     linked: dict[int, str] = {}
+    folders: list[tuple[str, os.stat_result]] = []
     for name, info, data in saved:
         path = f"{target}/{name}"
         if stat.S_ISDIR(info.st_mode):
             os.mkdir(path)  # noqa: PTH102 (half the time of a sweep is spent here)
+            folders.append((path, info))
         elif info.st_ino in linked:
             os.link(linked[info.st_ino], path, follow_symlinks=False)
         elif stat.S_ISLNK(info.st_mode):
@@ -111,6 +113,8 @@ def restore(saved: Saved, target: Path) -> None:
             os.close(descriptor)
             if info.st_nlink > 1:
                 linked[info.st_ino] = path
+    for path, info in reversed(folders):
+        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
 def _held(path: str, info: os.stat_result) -> bytes:

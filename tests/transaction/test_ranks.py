@@ -259,6 +259,16 @@ def test_a_helper_may_begin_when_its_share_is_done(
     assert is_as(root, around[1], times=False)
 
 
+def test_a_helper_that_comes_when_all_is_done_ends_at_once(
+    root: Path, around: tuple[Snapshot, Snapshot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would plan one more surgery, and wait for a last rank that has ended."""
+    assert ended([begun(root, Ranks(1, 2, "1-0-0"))]) == [0]
+    monkeypatch.setattr(ranks, "SILENT_S", 600.0)
+    assert launched_one(root) == 0
+    assert is_as(root, around[1], times=False)
+
+
 def launched_one(root: Path) -> int:
     return ended([begun(root, Ranks(0, 2, "1-0-0"))])[0]
 
