@@ -124,7 +124,7 @@ $(VENV)/.trackers: $(VENV)/.complete constraints-trackers.txt
 
 test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	$(IN_MEMORY) $(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
-	$(IN_MEMORY) $(OLMO) -m pytest -m olmo
+	$(IN_MEMORY) $(OLMO) -m pytest -m "olmo and not remote"
 
 drift: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.optimizers $(VENV)/.trackers
 	$(call overlay,$(VENV)/newest)
@@ -165,8 +165,9 @@ $(VENV)/.s3fs: $(VENV)/.complete constraints-s3fs.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/s3fs -r constraints-s3fs.txt
 	touch $@
 
-test-remote: $(VENV)/.remote $(VENV)/.s3fs
-	$(PY) -m pytest -m remote $(PARALLEL)
+test-remote: $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.olmo
+	$(PY) -m pytest -m "remote and not olmo" $(PARALLEL)
+	$(OLMO) -m pytest -m "remote and olmo"
 
 nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	-$(SLURM)

@@ -20,7 +20,8 @@ from tests.support.engines import end_engines, threads_of_groups
 from tests.support.launch import REPO, launch
 
 # The kernels are built once per checkout, and every process of a test finds them there.
-os.environ["XDG_CACHE_HOME"] = str(REPO / ".cache")
+KERNELS = str(REPO / ".cache")
+os.environ["XDG_CACHE_HOME"] = KERNELS
 # No example fails because the machine is slow or busy.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -183,12 +184,15 @@ def corpus(shared: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def run_of(shared: Path) -> Callable[[str], Path]:
-    """`run_of(name)`: a run of a format of the table in docs/formats.md; nobody changes it."""
+    """`run_of(name)`: a run of a format of the table in docs/formats.md; nobody changes it. A test
+    may have a cache of its own by then: its trainer compiles nothing there."""
     from tests.formats.matrix import FORMATS, make
 
     def made(name: str) -> Path:
         folder = shared / f"format-{[*FORMATS].index(name)}"
-        return once(folder, lambda place: make(name, place / "run")) / "run"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", KERNELS)
+            return once(folder, lambda place: make(name, place / "run")) / "run"
 
     return made
 

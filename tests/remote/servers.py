@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -63,7 +64,9 @@ SERVERS = {"seaweedfs": seaweedfs, "moto": moto}
 
 @contextmanager
 def _started(words: list[str], port: int, log: Path) -> Iterator[str]:
-    program = Path(sys.executable).with_name(words[0])
+    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    program = shutil.which(words[0], path=beside)  # OLMo-core's environment has none of its own
+    assert program, f"no {words[0]} is installed"
     with log.open("wb") as output:
         process = subprocess.Popen([program, *words[1:]], stdout=output, stderr=output)
         try:

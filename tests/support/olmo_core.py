@@ -77,8 +77,9 @@ class Watch(Callback):
         }  # fmt: skip
 
 
-def trainer(root: Path, stop: int, start: Start) -> tuple[Any, Watch]:
-    """A Trainer that saves to `root` and stops after step `stop`."""
+def trainer(root: Path, stop: int, start: Start, folder: str = "") -> tuple[Any, Watch]:
+    """A Trainer that saves to `folder`, or to `root`, beside which its data lies, and stops after
+    step `stop`."""
     seed_all(0)
     data = root.parent / "data.npy"
     if not data.exists():
@@ -105,7 +106,7 @@ def trainer(root: Path, stop: int, start: Start) -> tuple[Any, Watch]:
         save_async=False, pre_train_checkpoint=False, max_checkpoints=None,
     )  # fmt: skip
     config = TrainerConfig(
-        save_folder=str(root), work_dir=str(root.parent / "work"), save_overwrite=True,
+        save_folder=folder or str(root), work_dir=str(root.parent / "work"), save_overwrite=True,
         max_duration=start.end, hard_stop=Duration.steps(stop),
         steps_to_skip=[StepSkipRange(start=a, stop=b) for a, b in start.skip] or None,
         callbacks={"checkpointer": checkpointer, "config_saver": ConfigSaverCallback()},
@@ -118,8 +119,8 @@ def trainer(root: Path, stop: int, start: Start) -> tuple[Any, Watch]:
     return live, live.callbacks["watch"]
 
 
-def train(root: Path, stop: int, start: Start | None = None) -> Watch:
+def train(root: Path, stop: int, start: Start | None = None, folder: str = "") -> Watch:
     """Train to step `stop`, from where the Trainer itself resumes."""
-    live, watch = trainer(root, stop, start or Start())
+    live, watch = trainer(root, stop, start or Start(), folder)
     live.fit()
     return watch
