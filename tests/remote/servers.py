@@ -17,6 +17,8 @@ from typing import Any
 
 KEY, SECRET = "surgeon", "not-so-secret-4711"
 DEADLINE_S = 60
+FILER = "filer"
+"""The port that takes files without a signature, in a file of SeaweedFS's folder."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -41,6 +43,7 @@ def seaweedfs(folder: Path) -> Iterator[str]:
     keys = [{"accessKey": KEY, "secretKey": SECRET}]
     config = {"identities": [{"name": "test", "credentials": keys, "actions": actions}]}
     (folder / "s3.json").write_text(json.dumps(config))
+    (folder / FILER).write_text(str(filer))
     words = [
         "weed", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", "-s3",
