@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import ckptsurgeon.files.archives.append
+import ckptsurgeon.files.archives.compact
 import ckptsurgeon.formats.deepspeed.layout
 import ckptsurgeon.surgery.undo  # noqa: F401
 from ckptsurgeon import Hyperparameters, Recipe, Reset, Run, apply, plan, plan_undo

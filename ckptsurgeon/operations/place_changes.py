@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats import Place, Setting
 from ckptsurgeon.formats.fields.columns import Column
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import AnyChange, Change, Value
 from ckptsurgeon.run.run import Run
+
+PLAIN = frozenset((bool, int, float, str, type(None)))
+"""Types of the old values that a plan shows."""
 
 
 def of_settings(run: Run, settings: Iterable[Setting]) -> list[AnyChange]:
@@ -33,9 +35,7 @@ def of_column(run: Run, field: str, column: Column, new: Any) -> Iterator[Change
 def _old(value: Any) -> tuple[type, Value]:
     """1 and 1.0 differ for a reader of the plan."""
     kind = type(value)
-    if kind is Tensor or not (value is None or isinstance(value, (bool, int, float, str))):
-        return str, "values"
-    return kind, value
+    return (kind, value) if kind in PLAIN else (str, "values")
 
 
 class PlaceChanges:

@@ -244,7 +244,7 @@ class Archive:
         if self._tree is None:
             found = read(scanned or self.scan())
             self._tree, self._globals = found.tree, found.globals
-            scalars = sorted((s.key, s.dtype) for s in found.storages if s.numel == 1)
+            scalars = sorted((key, dtype) for dtype, key, n in found.storages if n == 1)
             self._scalars = [Tensor(d, key, 1, 0, (), ()) for key, d in scalars[:FEW_NUMBERS]]
         return self._tree
 

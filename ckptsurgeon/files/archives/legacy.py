@@ -36,7 +36,7 @@ def read_records(path: str, size: int, read_at: Read) -> dict[str, Record]:
         if part == 3:
             records["data.pkl"] = _record("data.pkl", position, scanned.stop)
             storages = read_storages(scanned)
-            elements = {item.key: ITEM_BYTES[item.dtype] for item in storages}
+            elements = {key: ITEM_BYTES[dtype] for dtype, key, _ in storages}
         else:
             value, globals = read_with_globals(scanned)
             if globals:  # torch loads these four with the plain unpickler, before the object

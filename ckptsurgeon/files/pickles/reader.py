@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ckptsurgeon.files.collector import collector_paused
@@ -101,11 +102,11 @@ class Read(NamedTuple):
     """What a pickle holds. `tree`: dict, list, tuple, set, scalars, `Tensor`, `Object`, `Global`.
     `globals`: every `module.name` that a load would import, also where the tree does not hold it;
     of a member of an enum that is saved by its name, `module.Class.name`. `storages`: what has the
-    elements of its tensors."""
+    elements of its tensors, as dtype, key and number of elements."""
 
     tree: Any
     globals: frozenset[str]
-    storages: set[Storage]
+    storages: set[tuple[str, str, int]]
 
 
 def read(scanned: Scan) -> Read:
@@ -121,14 +122,14 @@ def read(scanned: Scan) -> Read:
     return Read(tree, frozenset(names), _storages(unpickler))
 
 
-def read_storages(scanned: Scan) -> set[Storage]:
-    """The storages that the pickle refers to. Raises DamagedFile."""
+def read_storages(scanned: Scan) -> set[tuple[str, str, int]]:
+    """The storages that the pickle refers to, as in `Read`. Raises DamagedFile."""
     return _storages(_load(scanned)[1])
 
 
-def _storages(unpickler: _Unpickler) -> set[Storage]:
-    of_tensors = {Storage(t.dtype, t.storage, t.storage_numel) for t in unpickler.tensors}
-    return of_tensors.union(unpickler.storages)
+def _storages(unpickler: _Unpickler) -> set[tuple[str, str, int]]:
+    of_tensors = map(attrgetter("dtype", "storage", "storage_numel"), unpickler.tensors)
+    return {*of_tensors, *map(attrgetter("dtype", "key", "numel"), unpickler.storages)}
 
 
 def _load(scanned: Scan) -> tuple[Any, _Unpickler]:

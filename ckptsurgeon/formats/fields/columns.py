@@ -67,8 +67,12 @@ class Column:
 
     def split(self, key: Callable[[Any], K]) -> Iterator[tuple[K, Column]]:
         """Each `key` that values have, and the places of those that have it."""
+        each = [*map(key, self.values)]
+        if each.count(each[0]) == len(each):  # nearly always
+            yield each[0], self
+            return
         alike: dict[K, list[int]] = {}
-        for index, known in enumerate(map(key, self.values)):
+        for index, known in enumerate(each):
             alike.setdefault(known, []).append(index)
         for known, kept in alike.items():
             yield known, self.only(kept)

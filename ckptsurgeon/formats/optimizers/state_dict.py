@@ -57,6 +57,14 @@ def _inner(state: Mapping[Any, Any]) -> Iterator[Any]:
             yield from _inner(value)
 
 
+def _one_of_each(states: Mapping[Any, Mapping[Any, Any]]) -> dict[Any, Mapping[Any, Any]]:
+    """The last of those states that have the same keys, and nest the same ones."""
+    alike = {(*state,): key for key, state in states.items()}
+    if any(key == NESTED or type(key) is int for keys in alike for key in keys):  # hardly ever
+        alike = {(*_inner(state),): key for key, state in states.items()}
+    return {key: states[key] for key in alike.values()}
+
+
 def state_dict(
     file: Path,
     base: tuple[Key, ...],
@@ -81,9 +89,8 @@ def state_dict(
     for key, value in states.items():
         of_parameter = type(value) is dict or isinstance(value, Mapping)
         (parameters if of_parameter else others)[key] = value
-    if bare:  # of states with the same keys, one says it
-        alike = {(*_inner(state),): key for key, state in parameters.items()}
-        parameters = {key: parameters[key] for key in alike.values()}
+    if bare:
+        parameters = _one_of_each(parameters)
     state = by_key(file, (*base, "state"), parameters)
     for key, value in others.items():
         place = Place(file, (*base, "state", key), value)

@@ -99,11 +99,16 @@ def steps(
         found = checkpoint.archives[file].values([*tensors.values()])
         numbers |= zip(tensors, found, strict=True)
     counted = (*numbers.values(), *(place.value for place in beside))
-    top = max((value for value in counted if is_number(value)), default=None)
-    by_winning: dict[bool, dict[Key, Any]] = {}
-    for key, value in numbers.items():
-        by_winning.setdefault(loaded and value == top, {})[key] = value
+    different = {value for value in counted if type(value) in (int, float)}
+    top = max(filter(is_number, different), default=None)
+    winning = {key: value for key, value in numbers.items() if loaded and value == top}
+    others = {key: value for key, value in numbers.items() if key not in winning}
+    in_states = [
+        Column.under(file, before, some, ("step",), wins)
+        for wins, some in ((True, winning), (False, others))
+        if some
+    ]
     return [
-        *(Column.under(file, before, some, ("step",), wins) for wins, some in by_winning.items()),
+        *in_states,
         *(Column.of(place._replace(wins=loaded and place.value == top)) for place in beside),
     ]
