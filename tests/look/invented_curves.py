@@ -26,7 +26,9 @@ SICK = ("burst", "slow", "early", "nan", "scale")
 @dataclass(frozen=True)
 class Invented:
     """`kind` is one of SICK or "healthy"; `event` is the step at which the loss leaves its course,
-    None in a healthy run, and `risen` the one at which it has made a tenth of its rise."""
+    None in a healthy run, and `risen` the one at which it has made a tenth of its rise. Where a
+    spike ends in the rise, with no good point between, the loss leaves its course with the
+    spike."""
 
     branch: Branch
     kind: str
@@ -44,7 +46,7 @@ def invented(seed: int) -> Invented:
     sigma = share * level
     crests = min(dice.uniform(1, 3), 0.05 / share) * _waves(dice, n)
     loss = level + sigma * (_noise(dice, n) + crests)
-    loss = _outliers(dice, loss, sigma)
+    loss, spikes = _outliers(dice, loss, sigma)
     if dice.random() < 0.5:
         at = int(dice.uniform(0.2, 0.9) * n)
         loss[at:] += dice.uniform(0.01, 0.06) * level[at]
@@ -63,7 +65,8 @@ def invented(seed: int) -> Invented:
     branch = {name: Curve(steps, values, walls) for name, values in curves.items()}
     if event is None:
         return Invented(branch, kind, None, None)
-    return Invented(branch, kind, int(steps[event]), int(steps[event + tenth]))
+    left = min((first for first, end in spikes if first < event <= end), default=event)
+    return Invented(branch, kind, int(steps[left]), int(steps[event + tenth]))
 
 
 # --- a healthy run -------------------------------------------------------------------------------
@@ -110,15 +113,20 @@ def _waves(dice: np.random.Generator, n: int) -> Floats:
     return np.asarray(waves / np.ptp(waves))
 
 
-def _outliers(dice: np.random.Generator, loss: Floats, sigma: Floats) -> Floats:
-    """Single points far above, a few far below, and spikes of some points that come back."""
+def _outliers(
+    dice: np.random.Generator, loss: Floats, sigma: Floats
+) -> tuple[Floats, list[tuple[int, int]]]:
+    """Single points far above, a few far below, and spikes of some points that come back, which are
+    given as [first, end)."""
     n = len(loss)
     for i in np.flatnonzero(dice.random(n) < dice.choice([0.0, 0.001, 0.003])).tolist():
         loss[i] += dice.uniform(5, 25) * sigma[i] * (1 if dice.random() < 0.9 else -0.3)
+    spikes = []
     for _ in range(int(dice.integers(0, 4))):
         at, long = int(dice.uniform(0.05, 0.95) * n), int(dice.integers(1, 8))
         loss[at : at + long] *= 1 + dice.uniform(0.05, 1.0)
-    return np.maximum(loss, 0.002)
+        spikes.append((at, at + long))
+    return np.maximum(loss, 0.002), spikes
 
 
 # --- one that breaks -----------------------------------------------------------------------------

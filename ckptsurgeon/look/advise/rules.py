@@ -23,6 +23,8 @@ Flags: TypeAlias = "NDArray[np.bool_]"
 
 STEADY = 1e-10
 """A standard deviation below which nothing is judged, as in OLMo-core."""
+COLLAPSE = 10
+"""So many halvings of a loss scale end a run, unless it rises again."""
 _BLOCK = 1 << 16
 """Values of the windows that are measured together: they stay in a cache."""
 
@@ -80,7 +82,8 @@ def falls(
 ) -> list[tuple[int, int]]:
     """The first and the last drop of each fall of a loss scale: one that takes it down by
     2^`count` or more within `within` steps, or within `points` points where they lie further apart.
-    Drops that follow each other so closely are one fall.
+    Drops that follow each other so closely are one fall; one of 2^COLLAPSE lasts until the scale
+    rises again.
 
     Source: OPT-175B's logbook and BigScience's tr8 chronicles: a scale that falls and falls is how
     a divergence of fp16 shows first."""
@@ -93,9 +96,20 @@ def falls(
         )
         chains[-1].append(i) if near else chains.append([i])
     return [
-        (chain[0], chain[-1]) for chain in chains
+        (chain[0], _lowest(values, chain)) for chain in chains
         if _fell(steps, values, chain, 2.0**count, within, points)
     ]  # fmt: skip
+
+
+def _lowest(values: Floats, chain: list[int]) -> int:
+    """The last drop of the chain, or the last point at which a collapsed scale has not risen."""
+    import numpy as np
+
+    first, last = chain[0], chain[-1]
+    if values[first - 1] < 2.0**COLLAPSE * values[last]:
+        return last
+    risen = np.flatnonzero(values[last:] > values[last])
+    return last + int(risen[0]) - 1 if len(risen) else len(values) - 1
 
 
 def _fell(

@@ -161,7 +161,7 @@ class _Loss:
         malignant = malignant if self._lasted(began, end, rise.level, least) else False
         shift = self._shifted(k, rise.level)
         if back is None and malignant and not shift:
-            sign = replace(sign, step=self._broke(k, rise.level + rise.size / 3))
+            sign = replace(sign, step=self._broke(sign, rise.level + rise.size / 3))
         return self._spike(sign, back, False if shift else malignant, shift, slow=not near), stop
 
     def sharp(self, own: Sequence[Sign], rises: Sequence[Spike]) -> list[Spike]:
@@ -200,7 +200,7 @@ class _Loss:
                 malignant = malignant if high and not shift else False
                 end = until if shift else end
             if back is None and malignant and not shift:
-                sign = replace(sign, step=self._broke(k, bound))
+                sign = replace(sign, step=self._broke(sign, bound))
             out.append(self._spike(sign, back, malignant, shift))
         return out
 
@@ -226,11 +226,17 @@ class _Loss:
             int(self.steps[k + broken[0]]) if len(broken) else None,
         )  # fmt: skip
 
-    def _broke(self, k: int, bound: float) -> int:
-        """The step of the point `k`, or that at which the loss left its course for good, where a
-        spike at `k` was over just before: AGAIN points in a row were good."""
+    def _broke(self, sign: Sign, bound: float) -> int:
+        """The step at which the loss left its course for good, near to the sign: after a spike that
+        was over just before, as AGAIN points in a row were good; or where the rise began of which
+        a rule for single points has seen a later one."""
         import numpy as np
 
+        k = self._point(sign.step)
+        if sign.rule not in ("cusum", "nan"):
+            quarter = bound + (self.values[k] - bound) / 4
+            while k > 0 and self.values[k - 1] > quarter:
+                k -= 1
         good = (self.values[k : k + 2 * SETTLED] <= bound).astype(int)
         over = np.flatnonzero(np.convolve(good, np.ones(AGAIN, int), "valid") == AGAIN)
         if self.values[k] > bound and len(over):
