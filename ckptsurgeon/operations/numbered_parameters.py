@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -123,9 +123,12 @@ def orders_alike(
     return found[0], found[1]
 
 
-def with_names(checkpoint: Checkpoint, parts: list[Part], order: Sequence[str]) -> dict[str, Kinds]:
+def with_names(
+    checkpoint: Checkpoint, parts: list[Part], order: Sequence[str], page: Callable[[], str]
+) -> dict[str, Kinds]:
     """The parts by name. Raises SurgeryError for moments whose parameters have no names: numbers
-    run over the groups of one optimizer, and in another one they are those of others."""
+    run over the groups of one optimizer, and in another one they are those of others. Its way out
+    has the `page` that the names need as well."""
     if order:
         parts = _with_names(checkpoint, parts, order)
     found = by_name(parts)
@@ -137,6 +140,7 @@ def with_names(checkpoint: Checkpoint, parts: list[Part], order: Sequence[str]) 
             next=again(
                 "--order",
                 "FILE",
+                *(("--names", needed) if (needed := page()) else ()),
                 why=f"their names, one a line: {PAGE}",
                 setting="transplant.order=FILE",
             ),

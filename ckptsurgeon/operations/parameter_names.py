@@ -96,15 +96,24 @@ class Names:
     def between(self, names: Collection[str], own: Collection[str]) -> Hint:
         """The command once more, with the shipped page that leads from the source's `names` to most
         of the `own` ones here, or with one to write where none does."""
+        best = self._best(names, own)
+        if best:
+            return self.another("what is called what in the two runs", best)
+        return self.another("a page with both names")
+
+    def lacking(self, names: Collection[str], own: Collection[str]) -> str:
+        """The shipped page that leads to more of the `own` names than the source has, where no page
+        was given; "" without one."""
+        return "" if self.typed else self._best(names, own, len({*names} & {*own}))
+
+    def _best(self, names: Collection[str], own: Collection[str], least: int = 0) -> str:
         fits = {
             page: len(read(page).origins(names, own, Refusals(kept=True)))
             for page in shipped()
             if page != self.typed
         }
         best = max(fits, key=lambda page: fits[page])
-        if fits[best]:
-            return self.another("what is called what in the two runs", best)
-        return self.another("a page with both names")
+        return best if fits[best] > least else ""
 
     def origins(
         self, names: Collection[str], own: Collection[str], refusals: Refusals | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 
 from ckptsurgeon.errors import SurgeryError, first_few
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
@@ -133,14 +133,15 @@ class Tensors:
         self, own: list[Part], theirs: list[Part]
     ) -> tuple[dict[str, Kinds], dict[str, Kinds]]:
         """The parts of both steps by name. Without the names of what is numbered, weights alone."""
-        known = [
+        mine, others = (
             by_name(p for p in parts if p.kind in HELD and not p.parameter.startswith(NUMBER))
             for parts in (own, theirs)
-        ]
+        )
+        page = partial(self._names.lacking, others, mine)
         with self.refusals.of():
-            named = with_names(self._checkpoint, own, self.order)
-            known = [named, with_names(self._donor, theirs, self.their_order)]
-        return known[0], known[1]
+            named = with_names(self._checkpoint, own, self.order, page)
+            mine, others = named, with_names(self._donor, theirs, self.their_order, page)
+        return mine, others
 
     @cached_property
     def steps(self) -> dict[str, Place]:

@@ -13,6 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptsurgeon import Run, plan
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe.file import from_data
 from tests.support.numbered_steps import Tensors, filled, same, saved
 
 
@@ -182,5 +185,14 @@ def test_each_element_is_where_both_models_have_it_and_comes_back(pair: str, siz
         source = saved(folder / "source", 3, known, config)
         there = saved(folder / "there", 1, [other(sizes, m) for m in fresh], config)
         back = saved(folder / "back", 1, [one(sizes, m) for m in fresh], config)
+        needed = refusal(there, source)
         assert same(filled(there, source, page), wanted)
         assert same(filled(back, there, page), known)
+    assert f"--order FILE --names {page} " in needed
+
+
+def refusal(run: Path, source: Path) -> str:
+    """What is to be done where neither an order nor a page is given."""
+    with pytest.raises(SurgeryError, match="numbers the states of its optimizer") as error:
+        plan(Run.open(run), from_data({"transplant": {"source": str(source)}}))
+    return str(error.value.next)
