@@ -67,7 +67,7 @@ class Trees:
         kind = type(value)
         if kind is Tensor:
             return self._number(file, value)
-        if kind in (list, tuple) and any(type(item) is Tensor for item in value):
+        if kind in (list, tuple) and Tensor in map(type, value):
             return kind(self._number(file, item) for item in value)
         return value
 
