@@ -38,6 +38,9 @@ class Mirror(Protocol):
     failure: Exception | None
     """What a fetch could not do."""
 
+    def key(self, path: Path) -> str:
+        """The key of the object that a path in the mirror stands for."""
+
     def fetch(self, path: str) -> None:
         """All bytes of the file at `path`, if it is one of the mirror."""
 
@@ -173,10 +176,9 @@ def have_listed(folders: Iterable[Path]) -> None:
 
 def key(path: Path) -> str | None:
     """What a file or folder of a mirror is called in its bucket; None on a disk."""
-    name = _absolute(path)
-    if _mirror is None or not f"{name}/".startswith(f"{_mirror.root}/"):
+    if _mirror is None or not f"{_absolute(path)}/".startswith(f"{_mirror.root}/"):
         return None
-    return name[len(_mirror.root) + 1 :]
+    return _mirror.key(path)
 
 
 def age(path: Path) -> float | None:

@@ -29,7 +29,7 @@ class Conditions:
         step is not opened there where its files have the names and sizes of a complete one's: of
         other world sizes, its shards would have other sizes."""
         try:
-            listing = None if reads.current() is None else self._listing(step)
+            listing = None if reads.key(self._root) is None else self._listing(step)
             if listing in self._whole:
                 return "complete"
             if self._format.missing(self._root, step):

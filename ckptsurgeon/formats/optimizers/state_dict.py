@@ -46,7 +46,11 @@ def by_key(
 def _nests(key: Any, value: Any) -> bool:
     """Whether a state keeps more of itself under `key`: bitsandbytes its codes, heavyball what it
     keeps of each view of the parameter, by the number of the view."""
-    return (key == NESTED or type(key) is int) and isinstance(value, Mapping)
+    return _may_nest(key) and isinstance(value, Mapping)
+
+
+def _may_nest(key: Any) -> bool:
+    return key == NESTED or type(key) is int
 
 
 def _inner(state: Mapping[Any, Any]) -> Iterator[Any]:
@@ -60,7 +64,7 @@ def _inner(state: Mapping[Any, Any]) -> Iterator[Any]:
 def _one_of_each(states: Mapping[Any, Mapping[Any, Any]]) -> dict[Any, Mapping[Any, Any]]:
     """The last of those states that have the same keys, and nest the same ones."""
     alike = {(*state,): key for key, state in states.items()}
-    if any(key == NESTED or type(key) is int for keys in alike for key in keys):  # hardly ever
+    if any(_may_nest(key) for keys in alike for key in keys):  # hardly ever
         alike = {(*_inner(state),): key for key, state in states.items()}
     return {key: states[key] for key in alike.values()}
 

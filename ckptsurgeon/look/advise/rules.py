@@ -80,7 +80,7 @@ def zclip(values: Floats, threshold: float = 2.5, alpha: float = 0.97, first: in
 def falls(
     steps: Ints, values: Floats, count: int = 3, within: int = 50, points: int = 5
 ) -> list[tuple[int, int]]:
-    """The first and the last drop of each fall of a loss scale: one that takes it down by
+    """The first and the last point of each fall of a loss scale: one that takes it down by
     2^`count` or more within `within` steps, or within `points` points where they lie further apart.
     Drops that follow each other so closely are one fall; one of 2^COLLAPSE lasts until the scale
     rises again.
@@ -96,13 +96,13 @@ def falls(
         )
         chains[-1].append(i) if near else chains.append([i])
     return [
-        (chain[0], _lowest(values, chain)) for chain in chains
+        (chain[0], _end(values, chain)) for chain in chains
         if _fell(steps, values, chain, 2.0**count, within, points)
     ]  # fmt: skip
 
 
-def _lowest(values: Floats, chain: list[int]) -> int:
-    """The last drop of the chain, or the last point at which a collapsed scale has not risen."""
+def _end(values: Floats, chain: list[int]) -> int:
+    """The last drop of the chain, or the last point before a scale that collapsed rises again."""
     import numpy as np
 
     first, last = chain[0], chain[-1]
