@@ -83,8 +83,9 @@ def help_with(run: Run, plan: Plan, ranks: Ranks) -> None:
     """Do this rank's share of a surgery that the last rank carries out, unless it is over. Raises
     SurgeryError where that one is not heard of, or has planned something else."""
     _refuse_other_run(run, plan)
+    jobs = staging.jobs(run.root, plan)
     if not is_over(run, ranks):
-        ranks.help(staging.jobs(run.root, plan))
+        ranks.help(jobs)
 
 
 def is_over(run: Run, ranks: Ranks) -> bool:

@@ -90,14 +90,19 @@ def export(
 def help_with(
     run: Run, step: int, folder: Path, ranks: Ranks, *, shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Do this rank's share of an export by the last rank. Raises as that one does, and SurgeryError
-    where that one is not heard of, or has planned something else."""
+    """Do this rank's share of an export by the last rank, unless it is over. Raises as that one
+    does, and SurgeryError where that one is not heard of, or has planned something else."""
     folder = folder.parent.resolve() / folder.name
-    refuse_place(run, folder)
-    weights = list(HasWeights.of(run.checkpoint(step)).weights())
-    partial = folder.with_name(f"{folder.name}{PARTIAL}")
-    shards = _shards(partial, _distributed(weights, shard_bytes))
-    ranks.help(_jobs(partial, shards))
+    try:
+        refuse_place(run, folder)
+        weights = list(HasWeights.of(run.checkpoint(step)).weights())
+        partial = folder.with_name(f"{folder.name}{PARTIAL}")
+        jobs = _jobs(partial, _shards(partial, _distributed(weights, shard_bytes)))
+        if not folder.exists():
+            ranks.help(jobs)
+    except (SurgeryError, OSError):
+        if not folder.exists():  # it comes whole; where it was there before, the last rank says so
+            raise
 
 
 def preview(run: Run, step: int, folder: Path) -> Export:

@@ -212,6 +212,14 @@ def test_an_export_by_the_tasks_of_an_srun_is_that_of_one_process(
     assert differs(snapshot(tmp_path / "b"), snapshot(tmp_path / "a"), times=False) is None
     assert {path.name for path in tmp_path.iterdir()} >= {"a", "b"}
     assert not [*tmp_path.glob("b?*")]
+    words = (*words, "-o", tmp_path / "b", "--ranks-from-env")
+    assert ranks(3, *words, late=True) == [(0, "", "")]
+    done = snapshot(tmp_path / "b")
+    *helpers, last = ranks(3, *words, step=1)
+    assert last[0] == 2 and "b already exists" in last[2] and helpers == [(0, "", "")] * 2
+    shutil.rmtree(root / "global_step8")
+    assert ranks(3, *words, late=True) == [(0, "", "")], "the trainer deletes old steps meanwhile"
+    assert snapshot(tmp_path / "b") == done
 
 
 @pytest.mark.long
