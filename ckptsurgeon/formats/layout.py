@@ -149,6 +149,10 @@ class Paged(ABC):
         """Where event files are looked for, from the run, if its settings do not say."""
 
     @abstractmethod
+    def forked(self, said: str, folder: Path) -> str:
+        """What a pointer that says so must say in a fork of the run, which lies in `folder`."""
+
+    @abstractmethod
     def idle_paths(self, run: Path, step: int) -> list[str]:
         """Key paths of the page which lead nowhere in this step."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from ckptsurgeon.operations.section import Recipe
 from ckptsurgeon.remote import reads
 from ckptsurgeon.remote.writes import Changed
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.surgery.fork import LAUNCH, Fork, files_of, operated, outlined
+from ckptsurgeon.surgery.fork import LAUNCH, Fork, files_of, forked, operated, outlined
 from ckptsurgeon.transaction.bucket.place import Place, at_once
 from ckptsurgeon.transaction.bucket.redo import marked
 from ckptsurgeon.transaction.entry import FORKING
@@ -39,10 +39,12 @@ def fork(
     run.checkpoint(step)
     files = files_of(run, step)
     own = (path for name in LAUNCH if (path := run.root / name).is_file())
-    targets, texts = {run.relative(path): path for path in (*files, *own)}, _texts(run, step)
-    for pointer, source in run.format.pointers(run.root, step).items():
+    targets, texts = {run.relative(path): path for path in (*files, *own)}, {}
+    for path, source in run.format.pointers(run.root, step).items():
         if isinstance(source, Path):
-            targets.setdefault(run.relative(pointer), source)
+            targets.setdefault(run.relative(path), source)
+        else:
+            texts[run.relative(path)] = forked(run, source, folder)
     done = Fork(folder, step, len(files), sum(path.stat().st_size for path in files))
     name = f"{HOME}/{FORKING}"
     _begin(branch, name)
@@ -50,10 +52,8 @@ def fork(
         marks, others = marked(targets)
         for names in (others, marks):
             at_once(lambda target: _copy(branch, targets[target], target), names)
-        _lead(branch, texts)
-        if any("/" in text for text in texts.values()):  # it may be a key, which is the branch's
-            branch.mirror.refresh()
-            _lead(branch, _texts(replace(run, root=folder), step))
+        for pointer, text in texts.items():
+            branch.writes.put(branch.key(pointer), text.encode(), match="")
         branch.delete([name])
         branch.mirror.refresh()
         done = operated(done, replace(run, root=folder), recipe, allow_globals)
@@ -88,18 +88,6 @@ def _copy(branch: Place, source: Path, name: str) -> None:
     if head is None or known is None or head.etag != known.etag:
         raise SurgeryError(f"s3://{branch.writes.bucket}/{key} changed meanwhile", next=again())
     branch.writes.copy(key, head, branch.key(name))
-
-
-def _texts(run: Run, step: int) -> dict[str, str]:
-    """What each pointer that is a text must say."""
-    pointers = run.format.pointers(run.root, step).items()
-    return {run.relative(path): text for path, text in pointers if isinstance(text, str)}
-
-
-def _lead(branch: Place, texts: Mapping[str, str]) -> None:
-    """Pointers that say so."""
-    for name, text in texts.items():
-        branch.writes.put(branch.key(name), text.encode(), match="")
 
 
 def _remove(branch: Place, name: str) -> None:

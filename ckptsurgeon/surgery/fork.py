@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ckptsurgeon import disk, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.formats.layout import Paged
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.hints import again, shell
 from ckptsurgeon.operations.logs import Logs
@@ -71,7 +72,7 @@ def fork(
         partial = make_partial(folder, "fork")
     try:
         with as_owner(partial, []):
-            files = _fill(run, step, partial, how)
+            files = _fill(run, step, folder, partial, how)
         done = Fork(folder, step, len(files), _size(files))
         done = operated(done, replace(run, root=partial), recipe, allow_globals)
         disk.rename(partial, folder)
@@ -167,7 +168,7 @@ def files_of(run: Run, step: int) -> list[Path]:
     return list(dict.fromkeys([*run.format.files(run.root, step), *more]))
 
 
-def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:
+def _fill(run: Run, step: int, folder: Path, partial: Path, how: str) -> list[Path]:
     files = files_of(run, step)
     folders = {partial}
 
@@ -191,7 +192,7 @@ def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:
             _share(run.root / name, partial / name, "copy")
     for pointer, text in run.format.pointers(run.root, step).items():
         if isinstance(text, str):
-            disk.write_new(made(pointer), text.encode())
+            disk.write_new(made(pointer), forked(run, text, folder).encode())
         elif pointer.is_symlink():
             disk.symlink(os.path.relpath(text, pointer.parent), made(pointer))
         elif pointer not in files and not _leads_out(text, own):
@@ -199,6 +200,11 @@ def _fill(run: Run, step: int, partial: Path, how: str) -> list[Path]:
     for folder in sorted(folders, reverse=True):
         disk.fsync_directory(folder)
     return files
+
+
+def forked(run: Run, said: str, folder: Path) -> str:
+    """What a pointer that says so must say in a fork at `folder`."""
+    return run.format.forked(said, folder) if isinstance(run.format, Paged) else said
 
 
 def _leads_out(file: Path, own: Sequence[Path]) -> bool:

@@ -99,3 +99,13 @@ def test_a_fork_leads_to_its_own_step(run: Path, name: str, store: Any, look: Lo
     assert followed(store, "lab/other") == f"lab/other/{name.format(4)}"
     assert latest(look, OTHER) == 4 and look("verify", "-C", OTHER).exit_code == 0
     assert objects(store) == first
+
+
+def test_so_does_one_that_was_made_on_a_disk(run: Path, name: str, store: Any, look: Look) -> None:
+    """Once it is put beside the run."""
+    assert look("fork", run.parent / "beside", "--step", "4", "--copy", "-C", run).exit_code == 0
+    fill(store, run)
+    fill(store, run.parent / "beside", "beside")
+    assert followed(store, "beside") == f"beside/{name.format(4)}"
+    assert latest(look, "s3://bucket/beside") == 4
+    assert look("verify", "-C", "s3://bucket/beside").exit_code == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
@@ -91,8 +91,20 @@ class Described(DescribedSteps, Paged):
         for name, number in {"step": str(step), **numbers}.items():
             out = out.replace(f"{{{name}}}", number)
         own = reads.key(run)
-        key = self._said(page, pointer)[0] if own is None else own
+        key = _split(page, text(pointer) or "")[0] if own is None else own
         return f"{key}/{out}" if page.by_key and key else out
+
+    def forked(self, said: str, folder: Path) -> str:
+        """Below the key of the fork. On a disk it has that of the run, but for the last name, which
+        is the folder's."""
+        page = self.description.pointer
+        if page is None or not page.by_key:
+            return said
+        key, named = _split(page, said)
+        own = reads.key(folder)
+        if own is None:
+            own = str(PurePosixPath(key).with_name(folder.name)) if key else ""
+        return f"{own}/{named}" if own else named
 
     def _as_named(self, run: Path, pointer: Path) -> bool:
         """Whether the pointer has the zeros that begin the number in the name of its step; true
@@ -108,17 +120,10 @@ class Described(DescribedSteps, Paged):
         page = self.description.pointer
         if page is None:
             return {}
-        key, said = self._said(page, pointer)
+        key, said = _split(page, text(pointer) or "")
         if page.by_key and reads.key(pointer.parent) not in (None, key):
             return {}
         return NamePattern(page.text.strip()).texts(said) or {}
-
-    @staticmethod
-    def _said(page: Pointer, pointer: Path) -> tuple[str, str]:
-        """The key of a folder in the pointer, where its page has one, and what follows it."""
-        names = (text(pointer) or "").strip().split("/")
-        depth = page.text.count("/") + 1 if page.by_key else len(names)
-        return "/".join(names[:-depth]), "/".join(names[-depth:])
 
     def _repeated(self, run: Path, copy: Path, step: int) -> dict[Path, str | Path]:
         """A link to a folder with the folder of the step, or each file of a folder that must be a
@@ -265,6 +270,13 @@ def _leads(file: Path, trees: Mapping[Path, Any], content: Content, path: KeyPat
         models = sorted(file.glob("*_model_states.pt"))
         return any(list(expanded(Archive.open(model).tree(), path)) for model in models)
     return bool(list(expanded(trees[file], path)))
+
+
+def _split(page: Pointer, said: str) -> tuple[str, str]:
+    """The key of a folder in what a pointer says, where its page has one, and what follows it."""
+    names = said.strip().split("/")
+    depth = page.text.count("/") + 1 if page.by_key else len(names)
+    return "/".join(names[:-depth]), "/".join(names[-depth:])
 
 
 def _newest(pattern: FilePattern, run: Path) -> list[Path]:
