@@ -11,7 +11,7 @@ from typing import Any
 from ckptsurgeon.cli.commands import IN_BUCKETS
 from ckptsurgeon.cli.options import Cancelled, Common
 from ckptsurgeon.errors import UsageError
-from ckptsurgeon.hints import again, command
+from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.remote import reads
 from ckptsurgeon.remote.address import Address
 from ckptsurgeon.report import terminal
@@ -44,13 +44,10 @@ def at_hand(common: Common, name: str, given: Mapping[str, Any]) -> Iterator[Com
                 ),
             )
     if any(getattr(each, "relaunch", False) for each in given.values()):
-        raise UsageError(
-            "--relaunch is not possible in a bucket: the trainer reads the run elsewhere",
-            next=(
-                again(without=["--relaunch"], why="edits the run"),
-                command("verify", "--log", "FILE", why="of a trainer that was started there"),
-            ),
-        )
+        raise _not_started("--relaunch", again(without=["--relaunch"], why="edits the run"))
+    if name == "relaunch" and not given["print_flags"]:
+        print_flags = command(name, "--print-flags", why="for a trainer of Megatron")
+        raise _not_started("`relaunch`", "start the trainer by its own command", print_flags)
     from ckptsurgeon.remote.mirror import mirrored
 
     try:
@@ -82,6 +79,14 @@ def branch(folder: Path, hard_link: bool, logs: bool) -> Path | None:
     for option in ["--hard-link"] * hard_link + ["--logs"] * logs:
         raise UsageError(f"{option} is not possible in a bucket", next=again(without=[option]))
     return Path(mirror.root, address.prefix)
+
+
+def _not_started(what: str, *instead: Hint) -> UsageError:
+    read = command("verify", "--log", "FILE", why="of a trainer that was started there")
+    return UsageError(
+        f"{what} is not possible in a bucket: the trainer reads the run elsewhere",
+        next=(*instead, read),
+    )
 
 
 def _refuse_elsewhere(common: Common, given: Mapping[str, Any]) -> None:

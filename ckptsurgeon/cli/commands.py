@@ -25,8 +25,8 @@ EDITS = (*LOOKS, 4, 5, 130)
 WRITES = (*LOOKS, 5, 130)
 UNLOCKS = (*LOOKS, 130)
 LOOKS_IN_BUCKETS = ("status", "show", "log", "verify", "doctor", "diff", "advise", "report")
-OUT_OF_BUCKETS = ("export", "fork")
-"""Those that only read the run, and write elsewhere."""
+OUT_OF_BUCKETS = ("export", "fork", "relaunch")
+"""Those that only read the run, and write elsewhere; `relaunch` only prints flags."""
 EDITS_IN_BUCKETS = (
     "rollback", "repair-latest", "set", "set-lr", "cooldown", "reset", "skip", "truncate-logs",
     "truncate-tb-events", "undo", "redo", "recover",

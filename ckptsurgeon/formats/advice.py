@@ -8,6 +8,7 @@ from pathlib import Path
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.values import State
 from ckptsurgeon.hints import Hint, command
+from ckptsurgeon.remote import reads
 
 
 class Advice:
@@ -56,3 +57,9 @@ class Advice:
         """The arguments with which its launcher goes on from `checkpoint` as it is; none where the
         trainer takes no values from its command line."""
         return []
+
+
+def loaded(option: str, path: Path) -> list[str]:
+    """The option that names what is loaded. None in a bucket: trainers have addresses of their own,
+    and those that do not know an address as it is written begin anew."""
+    return [option, str(path)] if reads.key(path) is None else []

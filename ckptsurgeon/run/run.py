@@ -52,8 +52,7 @@ class Run:
     resuming: bool = False
     """Whether a surgery that was cut off before its commit point is to be gone on with."""
     helping: bool = False
-    """Whether it is opened to help the process that holds its lock: what that one has begun and not
-    committed does not count."""
+    """Whether it helps who holds its lock, whose surgery does not count until it is committed."""
 
     @classmethod
     def open(
@@ -114,8 +113,9 @@ class Run:
 
     @property
     def launchable(self) -> bool:
-        """Whether anything in the run says how its trainer is started."""
-        return self.settings.get("relaunch") is not None or (self.root / CONFIG).is_file()
+        """Whether anything in the run says how its trainer is started; not of one in a bucket."""
+        said = self.settings.get("relaunch") is not None or (self.root / CONFIG).is_file()
+        return said and reads.key(self.root) is None
 
     # --- paths -----------------------------------------------------------------------------------
 

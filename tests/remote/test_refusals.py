@@ -45,10 +45,19 @@ def test_what_only_looks_never_writes() -> None:
     assert all(commands()[name].changes for name in EDITS_IN_BUCKETS)
 
 
-def test_a_trainer_is_not_started(look: Look) -> None:
-    found = look("set-lr", "3e-5", "--yes", "--relaunch", "-C", "s3://bucket/run")
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["set-lr", "3e-5", "--yes", "--relaunch"], "ckptsurgeon set-lr 3e-5 --yes"),
+        (["relaunch", "--check"], "start the trainer by its own command"),
+        (["relaunch", "--slurm"], "start the trainer by its own command"),
+    ],
+)
+def test_a_trainer_is_not_started(words: list[str], instead: str, look: Look) -> None:
+    found = look(*words, "-C", "s3://bucket/run")
     assert found.exit_code == 2 and "the trainer reads the run elsewhere" in found.stderr
-    assert "next: ckptsurgeon set-lr 3e-5 --yes -C s3://bucket/run" in found.stderr
+    assert f"next: {instead}" in found.stderr and not found.stdout
+    assert "ckptsurgeon -C s3://bucket/run verify --log FILE" in found.stderr
 
 
 @pytest.mark.parametrize(

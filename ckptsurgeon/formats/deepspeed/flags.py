@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon.formats.advice import loaded
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.fields.values import Setting, State
 from ckptsurgeon.formats.megatron import options
@@ -76,7 +77,7 @@ def notes(checkpoint: DeepSpeedShards) -> Iterator[str]:
 def launch(run: Path, state: State, args: Mapping[str, Any]) -> list[str]:
     """The folder, the file's schedule, and every value, which the loader compares."""
     use = USE.format(scheduler_name(state.schedule))
-    return ["--load", str(run), use, *options.values(state, args)]
+    return [*loaded("--load", run), use, *options.values(state, args)]
 
 
 def rewarm(schedule: Mapping[str, Any], kind: str, until: str) -> tuple[Hint, ...]:

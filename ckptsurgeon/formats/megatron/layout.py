@@ -16,6 +16,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
+from ckptsurgeon.formats.advice import loaded
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.fields.constants import TRACKER
@@ -209,7 +210,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """The folder, the file's schedule, and all values, which the loader compares."""
         args = checkpoint.args() if isinstance(checkpoint, MegatronCheckpoint) else {}
-        return ["--load", str(run), USE, *options.values(checkpoint.state(), args)]
+        return [*loaded("--load", run), USE, *options.values(checkpoint.state(), args)]
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> MegatronCheckpoint:
         """Read the trees of all ranks; of the other formats, values when they are asked for."""
@@ -307,12 +308,14 @@ class MegatronBridge(Megatron):
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """The keys of its config with their values."""
-        words = super().launch_flags(run, checkpoint)[len(("--load", run, USE)) :]
+        words = super().launch_flags(run, checkpoint)
+        load = [] if words[0] == USE else [f"checkpoint.load={run}"]
+        words = words[words.index(USE) + 1 :]
         pairs = [
             f"{bridge.KEYS[key]}={value}"
             for key, value in zip(words[::2], words[1::2], strict=True)
         ]
-        return [f"checkpoint.load={run}", bridge.KEYS[USE], *pairs]
+        return [*load, bridge.KEYS[USE], *pairs]
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> MegatronCheckpoint:
         """With the counters and the config beside what Megatron-core saved."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.one_look import once
+from ckptsurgeon.formats.advice import loaded
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.understood import is_count, problem, understood
@@ -181,7 +182,7 @@ class Fairseq(Format):
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """The file alone: its state has no value that a flag could repeat."""
-        return ["--restore-file", str(self.entries(run, checkpoint.step)[0])]
+        return loaded("--restore-file", self.entries(run, checkpoint.step)[0])
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> FairseqCheckpoint:
         """Read the tree of every shard, and of every copy in `checkpoint_last`."""
