@@ -80,20 +80,26 @@ class Checkpoint(Trees, ABC):
         steps = ((column.file, step) for column in columns for step in dict.fromkeys(column.values))
         return [Place(file, (), step) for file, step in dict.fromkeys(steps)]
 
+    def alike(self, field: str) -> list[Sequence[Place]]:
+        """The places that decide, in lists of which each must agree in itself."""
+        return [self.deciding(field)]
+
     def agreed(self, field: str) -> list[Any]:
-        """The values of `field` that decide, as the first file has them. Raises Disagreement when
-        another file has others."""
-        places = self.deciding(field)
-        agree(field, places)
-        own = [place for place in places if place.file == places[0].file]
-        if field in GROUP:
-            own = self._with_parameters(own, places)
-        return [place.value for place in own]
+        """The values of `field` that decide, as the first file has them, or the first one of each
+        list. No step uses the settings of a param group without parameters. Raises Disagreement
+        when another file has others."""
+        every: list[Place] = []
+        used: list[Place] = []
+        for places in self.alike(field):
+            agree(field, places)
+            own = [place for place in places if place.file == places[0].file]
+            every += own
+            used += self._with_parameters(own, places) if field in GROUP else own
+        return [place.value for place in used or every]  # a shard of ZeRO 3 empties its lists
 
     def _with_parameters(self, own: list[Place], places: Sequence[Place]) -> list[Place]:
-        """Those of `own` whose param group has a parameter in one of the files: no step uses the
-        settings of another. All where none says that it has one: a shard of ZeRO 3 empties its
-        lists."""
+        """Those of `own` whose param group has a parameter in one of the files; none where none
+        says that it has one."""
 
         def is_empty(place: Place) -> bool:
             held = self.value(place.file, self.beside(place, "params"))
@@ -101,7 +107,7 @@ class Checkpoint(Trees, ABC):
 
         bare = {place.path for place in own if is_empty(place)}
         if len(bare) == len(own):
-            return own
+            return []
         if bare:
             bare -= {p.path for p in places if p.path in bare and not is_empty(p)}
         return [place for place in own if place.path not in bare]

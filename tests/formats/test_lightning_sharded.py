@@ -122,6 +122,24 @@ def test_two_optimizers_in_one_folder(tmp_path: Path) -> None:
     take_back(folder, before)
 
 
+def test_a_group_without_parameters_says_nothing_of_the_next_step(folder: Path) -> None:
+    known = Run.open(folder).checkpoint(6).state().promise
+    step = folder / STEP.format(6)
+    values = saved(step)
+    numbers = {name: value for name, value in values.items() if ".param_groups.1." in name}
+    odd = {"lr": 0.7, "betas": (0.5, 0.6), "eps": 0.5, "weight_decay": 0.5, "params": []}
+    for name, value in numbers.items():
+        key = name.rpartition(".param_groups.1.")[2]
+        if not key.startswith("params."):
+            values[f"optimizer_0.param_groups.2.{key}"] = odd.get(key, value)
+    values["optimizer_0.param_groups.2.params"] = []
+    shutil.rmtree(step / "__1_0.distcp", ignore_errors=True)
+    dcp.save(values, checkpoint_id=step, no_dist=True)
+    found = Run.open(folder).checkpoint(6).state().promise
+    assert (found.weight_decay, found.groups) == (known.weight_decay, known.groups)
+    assert found == known
+
+
 def test_a_resume_of_an_untouched_step_goes_on(folder: Path) -> None:
     operate(folder, {"rollback": {"to": 4}})
     seen = train(folder.parent, 6, "last")

@@ -19,13 +19,17 @@ from tests.support.surgeries import take_back
 RATES = (1e-3, 1e-4)
 
 
-def trained() -> tuple[torch.nn.Sequential, list[Any], list[Any]]:
-    """Two layers, each with an Adam and a scheduler of its own, as a GAN has them."""
+def trained(bare: int | None = None) -> tuple[torch.nn.Sequential, list[Any], list[Any]]:
+    """Two layers, each with an Adam and a scheduler of its own, as a GAN has them. The optimizer
+    `bare` begins with a param group without parameters."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    empty = {"params": [], "lr": 0.7, "betas": (0.5, 0.6), "eps": 0.5, "weight_decay": 0.5}
     adams = [
-        torch.optim.AdamW(layer.parameters(), lr=rate)
-        for layer, rate in zip(model, RATES, strict=True)
+        torch.optim.AdamW(
+            [*([empty] if number == bare else []), {"params": layer.parameters()}], lr=rate
+        )
+        for number, (layer, rate) in enumerate(zip(model, RATES, strict=True))
     ]
     schedules = [torch.optim.lr_scheduler.LinearLR(adam, total_iters=40) for adam in adams]
     for _ in range(6):
@@ -36,9 +40,9 @@ def trained() -> tuple[torch.nn.Sequential, list[Any], list[Any]]:
     return model, adams, schedules
 
 
-def accelerate(root: Path) -> None:
+def accelerate(root: Path, bare: int | None = None) -> None:
     """By the names of `save_state`: `optimizer.bin`, `optimizer_1.bin`, …"""
-    model, adams, schedules = trained()
+    model, adams, schedules = trained(bare)
     folder = root / "checkpoint_6"
     folder.mkdir(parents=True)
     torch.save({}, folder / "random_states_0.pkl")
@@ -48,9 +52,9 @@ def accelerate(root: Path) -> None:
         torch.save(schedule.state_dict(), folder / f"scheduler{end}.bin")
 
 
-def lightning(root: Path) -> None:
+def lightning(root: Path, bare: int | None = None) -> None:
     """As `dump_checkpoint` has it: a list of each."""
-    model, adams, schedules = trained()
+    model, adams, schedules = trained(bare)
     root.mkdir(parents=True)
     state = {
         "epoch": 0, "global_step": 6, "pytorch-lightning_version": "2.5.0",
@@ -96,3 +100,18 @@ def test_what_is_one_for_all_reaches_each(make: Callable[[Path], None], tmp_path
     assert [place.value for place in checkpoint.locate("eps")] == [1e-6, 1e-6]
     assert all(checkpoint.is_zero(place) for place in checkpoint.locate("exp_avg"))
     take_back(run.root, before)
+
+
+@pytest.mark.parametrize("bare", [0, 1])
+@pytest.mark.parametrize("make", [accelerate, lightning])
+def test_a_group_without_parameters_says_nothing_of_the_next_step(
+    make: Callable[..., None], bare: int, tmp_path: Path
+) -> None:
+    """The other optimizer has parameters in the group of the same number."""
+    make(tmp_path / "run")
+    make(tmp_path / "bare", bare)
+    known, found = (
+        Run.open(tmp_path / name).checkpoint(6).state().promise for name in ("run", "bare")
+    )
+    assert known.weight_decay == (0.01, 0.01)
+    assert found == known

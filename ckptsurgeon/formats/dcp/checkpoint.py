@@ -257,11 +257,16 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
         foreign = iteration != self.step and (not taken or iteration in taken)
         return [f"{self.path.name}: holds step {iteration}"] if foreign else []
 
-    def agreed(self, field: str) -> list[Any]:
-        """Of the param groups, one for each parameter, every different value once."""
+    def alike(self, field: str) -> list[Sequence[Place]]:
+        """Param groups, of which each may be of one parameter, may differ."""
         if field in self.counters:
-            return super().agreed(field)
-        return list(dict.fromkeys(_key(place.value) for place in self.locate(field)))
+            return super().alike(field)
+        return [[place] for place in self.locate(field)]
+
+    def agreed(self, field: str) -> list[Any]:
+        """Of param groups every different value once."""
+        values = super().agreed(field)
+        return values if field in self.counters else list(dict.fromkeys(map(_key, values)))
 
     @property
     def has_optimizer(self) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.capabilities import HasHeads, HasWeights
@@ -116,12 +117,16 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint, Ha
         """Each has a file of its own."""
         return len(self.optimizers)
 
-    def agreed(self, field: str) -> list[Any]:
-        """Of several optimizers of Accelerate, what each has: their files need not agree."""
+    def alike(self, field: str) -> list[Sequence[Place]]:
+        """Of several optimizers of Accelerate each has a file, which need not agree with others."""
+        places = super().alike(field)
         own = (*GROUP, "adam_step", "scheduler")
-        if self.family == "accelerate" and self.several() > 1 and field in own:
-            return [place.value for place in self.deciding(field)]
-        return super().agreed(field)
+        if self.family != "accelerate" or self.several() == 1 or field not in own:
+            return places
+        files: dict[Path, list[Place]] = {}
+        for place in chain.from_iterable(places):
+            files.setdefault(place.file, []).append(place)
+        return [*files.values()]
 
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """By the Trainer's arguments where its schedule is one of its own. Refused for several
