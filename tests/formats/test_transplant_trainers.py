@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.utils import _pytree
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
@@ -150,29 +151,45 @@ def llamas(draw: st.DrawFn) -> dict[str, int]:
 def test_of_any_sizes_there_and_back_over_stages_of_zero_is_the_same(
     tmp_path: Path, count: int
 ) -> None:
-    """Two ranks of ZeRO. One start of each makes all of its runs."""
+    """From either side. Two ranks of ZeRO; one start of each makes all of its runs."""
     cases = drawn(st.tuples(llamas(), st.integers(1, 3)), count)
-    plain = [
-        {"root": str(tmp_path / f"{name} {i}"), "step": step, "seed": seed, **shape}
-        for i, (shape, _) in enumerate(cases)
-        for name, step, seed in (("source", STEP, i), ("back", 1, i + 100))
-    ]
-    zero = [
-        {"root": str(tmp_path / f"there {i}"), "step": 1, "seed": 200, "how": f"zero-{stage}",
-         **shape}
-        for i, (shape, stage) in enumerate(cases)
-    ]  # fmt: skip
-    for ranks, jobs in ((1, plain), (2, zero)):
+    roots = [{name: tmp_path / f"{name} {i}" for name in RUNS} for i in range(len(cases))]
+    for ranks, names in ((1, RUNS[:2]), (2, RUNS[2:])):
+        jobs = [
+            {"root": str(roots[i][name]), "step": STEP if "source" in name else 1,
+             "seed": 100 * RUNS.index(name) + i, "how": f"zero-{stage}" if ranks == 2 else "",
+             **shape}
+            for i, (shape, stage) in enumerate(cases) for name in names
+        ]  # fmt: skip
         environment = {"PYTHONWARNINGS": "ignore"}
         words = ("tests.support.generated_llamas", json.dumps(jobs))
         run_module(*words, ranks=ranks, environment=environment)
-    for i, case in enumerate(cases):
-        source, there, back = (tmp_path / f"{name} {i}" for name in ("source", "there", "back"))
-        filled(there, source)
-        filled(back, there)
-        known, found = (trained(root) for root in (source, back))
-        assert known.keys() == found.keys() and len(known) > 30
-        assert [n for n in known if not torch.equal(known[n], found[n])] == [], case
+    for case, runs in zip(cases, roots, strict=True):
+        source, plain, zero_source, zero = (runs[name] for name in RUNS)
+        for origin, between, back, held in (
+            (source, zero, plain, trained), (zero_source, plain, zero, sharded),
+        ):  # fmt: skip
+            filled(between, origin)
+            filled(back, between)
+            known, found = held(origin), held(back)
+            assert known.keys() == found.keys() and len(known) > 10
+            assert [n for n in known if not torch.equal(known[n], found[n])] == [], case
+            for run in (between, back):
+                surgery.apply(Run.open(run), surgery.plan_undo(Run.open(run)))
+
+
+RUNS = ("source", "fresh", "source over zero", "fresh over zero")
+
+
+def sharded(root: Path) -> dict[tuple[Any, ...], torch.Tensor]:
+    """Every tensor in the files of DeepSpeed, of each rank."""
+    (tag,) = (root / f"checkpoint-{STEP}").glob("global_step*")
+    return {
+        (file.name, *path): leaf
+        for file in tag.glob("*.pt")
+        for path, leaf in _pytree.tree_flatten_with_path(torch.load(file, weights_only=False))[0]
+        if isinstance(leaf, torch.Tensor)
+    }
 
 
 def trained(root: Path) -> dict[tuple[str, str], torch.Tensor]:
