@@ -28,8 +28,9 @@ from ckptsurgeon.transaction.names import ID
 
 PAUSE_S = 0.1
 """How often to look whether it has ended."""
-KILLED_S = 30.0
-"""Seconds for what was killed to be gone."""
+GONE_S = writers.FLUSH_S + 30.0
+"""Seconds for what was killed to be gone, and for the step that it has half saved to be quiet: a
+trainer of another host may be saving that one."""
 HUNG_S = 60.0
 """Seconds at most that a trainer which hangs has to end by itself."""
 OUTPUT = "trainer.log"
@@ -190,6 +191,8 @@ class Trainer:
         else:
             return "no process of it is known here, nor a kill switch, nor has the policy `stop`"
         seconds = min(policy.stop_within, HUNG_S) if hung else policy.stop_within
+        if at is None:
+            seconds = max(seconds, GONE_S)
         if _gone(run, [at] if at is not None else [], seconds):
             return ""
         if at is not None:
@@ -197,7 +200,7 @@ class Trainer:
             every = [*at.below(), *(ranks.below() if ranks else [])]
             for each in every:
                 each.send(signal.SIGKILL)
-            if _gone(run, every, KILLED_S):
+            if _gone(run, every, GONE_S):
                 return ""
         return run.trainer() or "it still runs"
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from ckptsurgeon.guard import event as events
 from ckptsurgeon.guard.event import ASKED, READY, STARTED
 from ckptsurgeon.guard.policy import Policy
 from ckptsurgeon.guard.trainer import Process, Trainer
+from ckptsurgeon.run.writers import FLUSH_S
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.guard.conftest import Policies, own_trainer, pages, states
@@ -167,6 +169,29 @@ def test_one_that_does_not_end_is_killed_with_all_that_it_started(
     assert Trainer(at, ()).stop(run, Policy(stop_within=0.3), "0001", hung=True) == ""
     trainer.stdout.close()
     assert trainer.wait() == -signal.SIGKILL and not rank.runs
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_one_that_died_while_it_saved_is_gone_once_its_step_is_quiet(
+    trained: Trained, known: bool
+) -> None:
+    root = trained()
+    own_trainer(root, "pass", kill_switch="stop")
+    run = Run.open(root)
+    torn = root / f"global_step{max(run.steps()) + 1}" / "mp_rank_00_model_states.pt"
+    torn.parent.mkdir()
+    torn.write_bytes(b"half of it")
+    trainer = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    at = Process.of(trainer.pid) if known else None
+    pointed = time.time() - FLUSH_S
+    for pointer in run.pointers():
+        os.utime(root / pointer, (pointed, pointed))
+    os.utime(torn, (pointed + 4, pointed + 4))
+    assert "may be saving it" in (run.trainer() or "")
+    assert Trainer(at, ()).stop(run, Policy(stop_within=0.1), "0001", hung=known) == ""
+    assert run.trainer() is None
+    trainer.kill()
+    assert trainer.wait() == -(signal.SIGTERM if known else signal.SIGKILL)
 
 
 def test_a_kill_switch_that_a_person_set_stays(surgeon: Surgeon, trained: Trained) -> None:
