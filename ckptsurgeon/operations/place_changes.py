@@ -28,7 +28,10 @@ def of_column(run: Run, field: str, column: Column, new: Any) -> Iterator[Change
     """`new` in every place of the column: one change for all that have the same old value. Of what
     is no number and no text a plan says that there are values."""
     file = run.relative(column.file)
-    for (_, old), alike in column.split(_old):
+    kinds = {*map(type, column.values)}
+    same = kinds.isdisjoint(PLAIN)  # of thousands of tensors none is asked for itself
+    parts = [(_old(column.values[0]), column)] if same else column.split(_old)
+    for (_, old), alike in parts:
         yield Change(file, field, old, new, alike.path, chunks=column.chunks)
 
 

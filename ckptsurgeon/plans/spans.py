@@ -3,6 +3,7 @@ what is written at once of those that do."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -30,16 +31,15 @@ def windows(room: memoryview, data: memoryview, spans: Spans) -> Iterator[tuple[
     number = at = 0
     while start < last:
         stop = min(last, start - start % len(room) + len(room))
-        filled: list[slice] = []
-        while number < len(spans) and spans[number][0] < stop:
-            begin, end = max(spans[number][0], start), min(spans[number][1], stop)
-            filled.append(slice(begin - start, end - start))
-            room[filled[-1]] = data[at : at + end - begin]
+        after = bisect_left(spans, (stop,), number)
+        mine = spans[number:after]
+        if mine and (mine[0][0] < start or mine[-1][1] > stop):
+            mine = [(max(begin, start), min(end, stop)) for begin, end in mine]
+        for begin, end in mine:
+            room[begin - start : end - start] = data[at : at + end - begin]
             at += end - begin
-            if spans[number][1] > stop:
-                break
-            number += 1
         yield start, room[: stop - start]
-        for part in filled:
-            room[part] = bytes(part.stop - part.start)
+        for begin, end in mine:
+            room[begin - start : end - start] = bytes(end - begin)
+        number = after - (spans[after - 1][1] > stop)
         start = stop

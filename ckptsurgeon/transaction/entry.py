@@ -46,7 +46,7 @@ class Entry:
 
 def encoded(entry: Entry) -> bytes:
     """The bytes of the record."""
-    body = json.dumps(vars(entry), default=to_json).encode()
+    body = json.dumps(vars(entry), default=to_json, check_circular=False).encode()
     return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 

@@ -261,7 +261,7 @@ def _pretty(document: Mapping[str, Any]) -> bytes:
     as long, and a checkpoint of 400 shards has 5,000 changes."""
     fields = []
     for key, value in document.items():
-        text = json.dumps(value, ensure_ascii=False, default=to_json)
+        text = json.dumps(value, ensure_ascii=False, check_circular=False, default=to_json)
         if text.startswith('[{"kind"'):  # a quote in a string has a backslash before it
             text = "[\n  " + text[1:-1].replace('}, {"kind": ', '},\n  {"kind": ') + "\n ]"
         fields.append(f" {json.dumps(key)}: {text}")

@@ -68,7 +68,7 @@ class Archive:
         self._at_first_read: contextlib.ExitStack | None = None
         self._ends: Ends | None = None
         self._numbers: dict[tuple[str, int, str], int | float | bool] = {}
-        self._scalars: list[Tensor] = []
+        self._single: set[tuple[str, str]] = set()
 
     @classmethod
     def open(cls, path: Path, start: int = 0, length: int | None = None) -> Archive:
@@ -242,10 +242,7 @@ class Archive:
         """The inert tree of data.pkl, see `reader.read`. The same one at each call.
         `scanned` is what `scan` gave, if it is there already."""
         if self._tree is None:
-            found = read(scanned or self.scan())
-            self._tree, self._globals = found.tree, found.globals
-            scalars = sorted((key, dtype) for dtype, key, n in found.storages if n == 1)
-            self._scalars = [Tensor(d, key, 1, 0, (), ()) for key, d in scalars[:FEW_NUMBERS]]
+            self._tree, self._globals, self._single = read(scanned or self.scan())
         return self._tree
 
     def globals(self) -> frozenset[str]:
@@ -306,16 +303,19 @@ class Archive:
         if not self._numbers.keys() >= {*keys}:
             with self.reading():
                 self._fetch(tensors)
-                return [self.value(tensor) for tensor in tensors]
+                for key, tensor in zip(keys, tensors, strict=True):
+                    if key not in self._numbers:
+                        self.value(tensor)
         return [self._numbers[key] for key in keys]
 
     def read_numbers(self) -> None:
         """Read what `value` will be asked of each shard, such as Adam's step, while the file is
         open. What is wrong with a number is found when it is asked for."""
-        self.expect(f"data/{number.storage}" for number in self._scalars)
+        few = sorted(self._single)[:FEW_NUMBERS]
+        self.expect(f"data/{key}" for key, _ in few)
         with contextlib.suppress(SurgeryError):
-            for number in self._scalars:
-                self.value(number)
+            for key, dtype in few:
+                self.value(Tensor(dtype, key, 1, 0, (), ()))
 
     def _fetch(self, tensors: Sequence[Tensor]) -> None:
         """Read at once what `value` will be asked for, where the native module can tell: storages

@@ -101,12 +101,12 @@ def read_with_globals(scanned: Scan) -> tuple[Any, frozenset[str]]:
 class Read(NamedTuple):
     """What a pickle holds. `tree`: dict, list, tuple, set, scalars, `Tensor`, `Object`, `Global`.
     `globals`: every `module.name` that a load would import, also where the tree does not hold it;
-    of a member of an enum that is saved by its name, `module.Class.name`. `storages`: what has the
-    elements of its tensors, as dtype, key and number of elements."""
+    of a member of an enum that is saved by its name, `module.Class.name`. `single`: the storages of
+    its tensors that have one element, as key and dtype."""
 
     tree: Any
     globals: frozenset[str]
-    storages: set[tuple[str, str, int]]
+    single: set[tuple[str, str]]
 
 
 def read(scanned: Scan) -> Read:
@@ -119,15 +119,15 @@ def read(scanned: Scan) -> Read:
     if (members := unpickler.getattr) is not None:
         names |= members.members
         names |= {GETATTR[0]} if members.other or members.kept_in(tree) else set()
-    return Read(tree, frozenset(names), _storages(unpickler))
+    single = {(t.storage, t.dtype) for t in unpickler.tensors if t.storage_numel == 1}
+    single |= {(s.key, s.dtype) for s in unpickler.storages if s.numel == 1}
+    return Read(tree, frozenset(names), single)
 
 
 def read_storages(scanned: Scan) -> set[tuple[str, str, int]]:
-    """The storages that the pickle refers to, as in `Read`. Raises DamagedFile."""
-    return _storages(_load(scanned)[1])
-
-
-def _storages(unpickler: _Unpickler) -> set[tuple[str, str, int]]:
+    """The storages that the pickle refers to, as dtype, key and number of elements. Raises
+    DamagedFile."""
+    unpickler = _load(scanned)[1]
     of_tensors = map(attrgetter("dtype", "storage", "storage_numel"), unpickler.tensors)
     return {*of_tensors, *map(attrgetter("dtype", "key", "numel"), unpickler.storages)}
 

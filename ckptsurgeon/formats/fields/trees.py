@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,8 +182,8 @@ class Trees:
                     continue
                 paths: Iterable[tuple[Key, ...]] = change.paths()
                 if change.new == ZEROS:
-                    found = get_each(self.trees[file], change.path)
-                    paths = [p for p, v in zip(paths, found, strict=True) if _is_scalar(v)]
+                    scalar = [*map(_is_scalar, get_each(self.trees[file], change.path))]
+                    paths = compress(paths, scalar) if any(scalar) else ()
                 new = New(0 if change.new == ZEROS else change.new)
                 for path in paths:
                     if not path:  # the file is one value

@@ -70,7 +70,7 @@ def moment(
     before, each = states
     tensors = {key: state[name] for key, state in each.items() if name in state}
     out = [Column.under(file, before, tensors, (name,), wins)] if tensors else []
-    if len(tensors) == len(each):  # nearly always
+    if len(tensors) == len(each) or name not in moments.NUMBERS:  # nearly always
         return out
     others = [(key, state) for key, state in each.items() if name not in state]
     places = (
@@ -93,7 +93,9 @@ def steps(
     tensors = {
         key: value
         for key, value in numbers.items()
-        if type(value) is Tensor and value.numel == 1 and value.dtype in NUMBERS
+        if type(value) is Tensor
+        and (value.size == () or value.numel == 1)
+        and value.dtype in NUMBERS
     }
     if tensors:
         found = checkpoint.archives[file].values([*tensors.values()])
