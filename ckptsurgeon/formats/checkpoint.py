@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, final
 
 from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.formats.fields.columns import Places
@@ -84,6 +84,11 @@ class Checkpoint(Trees, ABC):
         """The places that decide, in lists of which each must agree in itself."""
         return [self.deciding(field)]
 
+    def varies(self, field: str) -> bool:
+        """Whether each parameter may have a value of its own: every different one counts once."""
+        return False
+
+    @final
     def agreed(self, field: str) -> list[Any]:
         """The values of `field` that decide, as the first file has them, or the first one of each
         list. No step uses the settings of a param group without parameters. Raises Disagreement
@@ -95,7 +100,10 @@ class Checkpoint(Trees, ABC):
             own = [place for place in places if place.file == places[0].file]
             every += own
             used += self._with_parameters(own, places) if field in GROUP else own
-        return [place.value for place in used or every]  # a shard of ZeRO 3 empties its lists
+        values = [place.value for place in used or every]  # a shard of ZeRO 3 empties its lists
+        if not self.varies(field):
+            return values
+        return list(dict.fromkeys(tuple(v) if isinstance(v, list) else v for v in values))
 
     def _with_parameters(self, own: list[Place], places: Sequence[Place]) -> list[Place]:
         """Those of `own` whose param group has a parameter in one of the files; none where none

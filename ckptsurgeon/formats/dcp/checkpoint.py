@@ -258,15 +258,14 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
         return [f"{self.path.name}: holds step {iteration}"] if foreign else []
 
     def alike(self, field: str) -> list[Sequence[Place]]:
-        """Param groups, of which each may be of one parameter, may differ."""
-        if field in self.counters:
-            return super().alike(field)
-        return [[place] for place in self.locate(field)]
+        """Of the param groups every place, also one that no load takes."""
+        if self.varies(field):
+            return [[place] for place in self.locate(field)]
+        return super().alike(field)
 
-    def agreed(self, field: str) -> list[Any]:
-        """Of param groups every different value once."""
-        values = super().agreed(field)
-        return values if field in self.counters else list(dict.fromkeys(map(_key, values)))
+    def varies(self, field: str) -> bool:
+        """A param group may be of one parameter."""
+        return field not in self.counters
 
     @property
     def has_optimizer(self) -> bool:
@@ -327,7 +326,3 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
 def scaled(value: Any, factor: float) -> Any:
     """A number times `factor`; anything else as it is."""
     return value * factor if isinstance(value, (int, float)) else value
-
-
-def _key(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

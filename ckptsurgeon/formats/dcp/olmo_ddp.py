@@ -6,7 +6,7 @@ param groups: lr, betas, eps and weight decay come from the config at every laun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,10 +81,9 @@ class OlmoDdpCheckpoint(OlmoCoreCheckpoint):
             return [place._replace(wins=False) for place in places]
         return places
 
-    def agreed(self, field: str) -> list[Any]:
+    def alike(self, field: str) -> list[Sequence[Place]]:
         """Of Adam's step none where a resume begins it anew."""
-        values = super().agreed(field)
-        return [] if field == "adam_step" and self._begun_anew() else values
+        return [] if field == "adam_step" and self._begun_anew() else super().alike(field)
 
     def _begun_anew(self) -> list[str]:
         return [key for key in RESETS if self._module.get(key) is True]

@@ -137,13 +137,9 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
         """Of torch_dcp, not of fsdp_dtensor, which names its parameters: that source was read."""
         return not self._named
 
-    def agreed(self, field: str) -> list[Any]:
-        """Of settings that each parameter has, every different value once."""
-        values = super().agreed(field)
-        if not self._named:
-            return values
-        plain = [tuple(value) if isinstance(value, list) else value for value in values]
-        return list(dict.fromkeys(plain))
+    def varies(self, field: str) -> bool:
+        """Of fsdp_dtensor, each of whose parameters has settings."""
+        return self._named
 
     def steps_in_state(self) -> list[Place]:
         """Of each parameter, where the optimizer keeps it there; see `in_groups`."""
