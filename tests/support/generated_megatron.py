@@ -7,6 +7,7 @@ Megatron-LM's arguments.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -33,7 +34,17 @@ def main(told: list[dict[str, Any]]) -> None:
             parallel_state.initialize_model_parallel(*cuts)
             megatron_llama.train(root, step, args, [step])
             parallel_state.destroy_model_parallel()
+            end_groups()
     megatron_llama.end_workers()
+
+
+def end_groups() -> None:
+    """Those that the core forgets, with their threads: 64 of each run, in each rank."""
+    gc.collect()
+    dist.barrier()
+    for group in [*dist.distributed_c10d._world.pg_map]:
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 if __name__ == "__main__":
