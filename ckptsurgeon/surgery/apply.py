@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Executor
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from ckptsurgeon.disk import mount
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
@@ -15,13 +16,15 @@ from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction import giving_up, journal, receipts, staging
-from ckptsurgeon.transaction.bucket.place import Place
+from ckptsurgeon.transaction import journal, receipts, staging
 from ckptsurgeon.transaction.entry import Entry
 from ckptsurgeon.transaction.names import edited
 from ckptsurgeon.transaction.ranks import Ranks
 from ckptsurgeon.transaction.recovery import Recovery
 from ckptsurgeon.transaction.redo import Step
+
+if TYPE_CHECKING:
+    from ckptsurgeon.transaction.bucket.place import Place
 
 
 @collector_paused()
@@ -50,7 +53,7 @@ def _apply(
 ) -> Receipt:
     _refuse_other_run(run, plan)
     run.refuse_busy()
-    if (place := Place.of(run.root)) is not None:
+    if (place := _bucket(run)) is not None:
         from ckptsurgeon.transaction.bucket import journal as bucket
 
         receipt = bucket.commit(
@@ -154,7 +157,7 @@ def _hold(run: Run, receipt: Receipt, promise: Promise) -> None:
 @collector_paused()
 def recover(run: Run) -> Recovery:
     """Finish a surgery that was cut off after its commit point, or take back one cut off before."""
-    if (place := Place.of(run.root)) is not None:
+    if (place := _bucket(run)) is not None:
         from ckptsurgeon.transaction.bucket import journal as bucket
 
         done = bucket.recover(place, logs=run.logs.named())
@@ -166,7 +169,7 @@ def recover(run: Run) -> Recovery:
 def way_back(run: Run) -> Entry:
     """What `give_up` would do with a surgery that was cut off and can't be finished. Raises
     SurgeryError where there is none."""
-    if Place.of(run.root) is not None:
+    if _bucket(run) is not None:
         raise SurgeryError(
             "a surgery in a bucket can't be given up yet",
             next=(
@@ -174,6 +177,8 @@ def way_back(run: Run) -> Entry:
                 command("recover", why="after that"),
             ),
         )
+    from ckptsurgeon.transaction import giving_up
+
     return giving_up.plan(run.root, logs=run.logs.named())
 
 
@@ -181,6 +186,8 @@ def way_back(run: Run) -> Entry:
 def give_up(run: Run, planned: Entry) -> Recovery:
     """Take back what is still the surgery's, and leave what somebody else wrote: as `planned`, or
     not at all. The record of it names what was left."""
+    from ckptsurgeon.transaction import giving_up
+
     return giving_up.give_up(run.root, planned, logs=run.logs.named())
 
 
@@ -188,3 +195,12 @@ def waiting(run: Run) -> tuple[Step, ...]:
     """The edits of a surgery that was cut off after its commit point. Raises InterruptedSurgery
     where `recover` would refuse them."""
     return journal.waiting(run.root, run.logs.named())
+
+
+def _bucket(run: Run) -> Place | None:
+    """Where the run is in its bucket; None on a disk, where nothing of a store is imported."""
+    if reads.current() is None:
+        return None
+    from ckptsurgeon.transaction.bucket.place import Place
+
+    return Place.of(run.root)

@@ -6,8 +6,7 @@ import re
 from collections.abc import Collection
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.described.steps import DescribedSteps
-from ckptsurgeon.formats.layout import resumes
+from ckptsurgeon.formats.layout import Paged, resumes
 from ckptsurgeon.hints import shell
 from ckptsurgeon.run.run import Run
 
@@ -26,7 +25,7 @@ def refuse_shadowed(run: Run, step: int, number: int, stay: Collection[int]) -> 
         ["mkdir", "ASIDE"],
         ["mv", *(p for o in over for p in run.entries(o)), "ASIDE"],
     ]
-    if isinstance(run.format, DescribedSteps) and run.format.description.number:
+    if isinstance(run.format, Paged) and run.format.numbers_inside:
         if over:
             raise SurgeryError(
                 f"{entry.name} would be step {number}, and step {over[-1]} would be resumed in its "

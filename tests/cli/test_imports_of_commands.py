@@ -21,6 +21,10 @@ COMPUTING = {"average", "graft", "transplant", "clip_moments", "scale", "precisi
 TRACKERS = {"mlruns", "databases", "wandb", "tensorboard", "row_file"}
 
 
+ELSEWHERE = {"remote.mirror", "transaction.bucket", "transaction.giving_up", "formats.described"}
+"""What is of buckets, of pages, and of surgeries that can't be finished."""
+
+
 def imported(*words: object) -> set[str]:
     """The modules in a process that has carried out this command."""
     command = [sys.executable, "-c", CODE, *map(str, words)]
@@ -40,3 +44,4 @@ def test_a_surgery_imports_no_other_operation_and_no_log_that_is_not_there(
     assert not {f"ckptsurgeon.operations.{name}" for name in COMPUTING} & modules
     assert not {f"ckptsurgeon.logs.{name}" for name in TRACKERS} & modules
     assert not {"sqlite3", "csv", "email.utils"} & modules
+    assert not {f"ckptsurgeon.{name}" for name in ELSEWHERE} & modules
