@@ -54,7 +54,8 @@ def test_a_look_loads_nothing_that_edits_and_no_log(tmp_path: Path, words: list[
     root = make_run(tmp_path / "run")
     loaded = after_command(*words, "-C", str(root))
     assert "ckptsurgeon.formats.huggingface.checkpoint" in loaded
-    editing = ("files.archives.append", "files.archives.retype", "surgery")
+    editing = {"files.archives.append", "files.archives.retype", "surgery"}
+    editing |= {f"transaction.{name}" for name in ("journal", "redo", "staging")}
     assert not loaded & {f"ckptsurgeon.{name}" for name in editing}
     shown = {"attics", "copies", "differences", "format_checks", "optimizer_checks"}
     assert not loaded & {f"ckptsurgeon.report.{name}" for name in shown}

@@ -43,9 +43,9 @@ from ckptsurgeon.transaction.kept import CHANGED, SAME
 
 if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe
+    from ckptsurgeon.transaction.entry import Step
     from ckptsurgeon.transaction.given_up import GivenUp
     from ckptsurgeon.transaction.recovery import Recovery
-    from ckptsurgeon.transaction.redo import Step
 
 
 SHARDS = (*TORCH, SAFE)

@@ -25,7 +25,7 @@ from ckptsurgeon.run import moved, search, writers
 from ckptsurgeon.run.condition import Conditions
 from ckptsurgeon.run.log_folders import LogFolders
 from ckptsurgeon.run.only_logs import Logs
-from ckptsurgeon.transaction import journal, lock, receipts
+from ckptsurgeon.transaction import entry, lock, receipts
 from ckptsurgeon.transaction.home import ATTIC, EVENTS, HOME, KEPT_EVENTS
 
 if TYPE_CHECKING:
@@ -333,15 +333,15 @@ class Run:
 
     def interrupted(self) -> str | None:
         """The title of a surgery that was cut off and waits for `recover`."""
-        return None if self.under_way() else journal.interrupted(self.root)
+        return None if self.under_way() else entry.interrupted(self.root)
 
     def committed(self) -> bool | None:
         """Whether `recover` will finish what was cut off; None where that can't be told."""
-        return journal.committed(self.root)
+        return entry.committed(self.root)
 
     def next_id(self) -> str:
         """The id of the next surgery, or of the one that is gone on with."""
-        begun = (self.resuming or self.helping) and journal.cut_off(self.root)
+        begun = (self.resuming or self.helping) and entry.cut_off(self.root)
         return begun or receipts.next_id(self.root)
 
     def refuse_interrupted(self) -> None:
@@ -351,7 +351,7 @@ class Run:
             return
         lock.refuse_held(self.root)
         if not self.resuming or self.committed() is not False:
-            journal.refuse_waiting(self.root)
+            entry.refuse_waiting(self.root)
 
     def refuse_busy(self) -> None:
         """Raise when a surgery waits for `recover`, or a trainer is alive in this run."""

@@ -17,11 +17,10 @@ from ckptsurgeon.progress import Progress
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import journal, receipts, staging
-from ckptsurgeon.transaction.entry import Entry
+from ckptsurgeon.transaction.entry import Entry, Step
 from ckptsurgeon.transaction.names import edited
 from ckptsurgeon.transaction.ranks import Ranks
 from ckptsurgeon.transaction.recovery import Recovery
-from ckptsurgeon.transaction.redo import Step
 
 if TYPE_CHECKING:
     from ckptsurgeon.transaction.bucket.place import Place

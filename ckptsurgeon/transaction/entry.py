@@ -10,18 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptsurgeon import disk, whole_file
-from ckptsurgeon.errors import InterruptedSurgery
+from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
+from ckptsurgeon.plans.edits import Move, Replace, Tail, Truncate
 from ckptsurgeon.plans.record_types import made
-from ckptsurgeon.transaction.home import HOME
-from ckptsurgeon.transaction.redo import Step
+from ckptsurgeon.transaction.home import HOME, jobs_file
 
 INTENT = "intent"
 """In a bucket, the name of the record as it is before the commit point, which makes `journal`."""
 FORKING = "forking"
 """The name of the object that says of a fork in a bucket that not all of it is there."""
 RECOVER = command("recover", why="finish it or discard it")
+GO_ON = "give its own command once more, with --resume    goes on with what was computed"
+
+Step = Move | Replace | Tail | Truncate
 
 
 @dataclass(frozen=True)
@@ -89,3 +92,48 @@ def _read(path: Path) -> Entry | None:
         untouched="nothing was touched by this command",
         next=("restore it from a snapshot of the file system", RECOVER),
     )
+
+
+def interrupted(root: Path) -> str | None:
+    """The title of a surgery that waits for `recover` (or is under way at this moment)."""
+    try:
+        entry = read(root)
+    except SurgeryError:
+        return "a surgery whose journal is damaged"
+    return None if entry is None else entry.title
+
+
+def committed(root: Path) -> bool | None:
+    """Whether the surgery that waits for `recover` is past its commit point, and will be finished;
+    None where none waits, or its journal can't be read."""
+    try:
+        entry = read(root)
+    except SurgeryError:
+        return None
+    return None if entry is None else entry.committed
+
+
+def cut_off(root: Path) -> str | None:
+    """The id of the surgery that waits and was cut off before its commit point."""
+    entry = read(root)
+    return None if entry is None or entry.committed else entry.id
+
+
+def refuse_waiting(root: Path) -> None:
+    """Raise InterruptedSurgery while a surgery waits for `recover`."""
+    title = interrupted(root)
+    if title is not None:
+        raise InterruptedSurgery(
+            f"a surgery was interrupted: {title}",
+            untouched="nothing was touched by this command",
+            next=(GO_ON, RECOVER) if _noted(root) else RECOVER,
+        )
+
+
+def _noted(root: Path) -> bool:
+    """Whether the surgery that waits may be gone on with, and its workers have left records."""
+    try:
+        id = cut_off(root)
+    except SurgeryError:
+        return False
+    return id is not None and (root / jobs_file(id)).is_file()

@@ -41,6 +41,11 @@ def staged_name(id: str, name: str) -> str:
     return f"{STAGING}/{id}.{name}"
 
 
+def jobs_file(id: str) -> str:
+    """Where the workers of a cluster say which of their jobs of surgery `id` are done."""
+    return staged_name(id, "jobs")
+
+
 def has_receipts(folder: Path) -> bool:
     """Whether surgeries were done in the run whose root is `folder`."""
     return (folder / HOME / RECEIPTS).is_dir()

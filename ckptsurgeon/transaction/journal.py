@@ -26,16 +26,22 @@ from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import assumptions, given_up, inverse, lock, receipts, space, staging
 from ckptsurgeon.transaction.assumptions import IN_PLACE
-from ckptsurgeon.transaction.entry import RECOVER, Entry, read, write
+from ckptsurgeon.transaction.entry import (
+    RECOVER,
+    Entry,
+    Step,
+    interrupted,
+    read,
+    refuse_waiting,
+    write,
+)
 from ckptsurgeon.transaction.home import HOME, STAGING
 from ckptsurgeon.transaction.may_change import read_only
 from ckptsurgeon.transaction.names import edited, refuse_foreign, refuse_foreign_staging
 from ckptsurgeon.transaction.ranks import Ranks
 from ckptsurgeon.transaction.recovery import Recovery
-from ckptsurgeon.transaction.redo import Step, known, redo
+from ckptsurgeon.transaction.redo import known, redo
 from ckptsurgeon.transaction.worker import as_owner
-
-GO_ON = "give its own command once more, with --resume    goes on with what was computed"
 
 
 @dataclass(frozen=True)
@@ -46,64 +52,6 @@ class _By:
     workers: Executor | None
     resume: bool
     progress: Progress
-
-
-# --- look ----------------------------------------------------------------------------------------
-
-
-def interrupted(root: Path) -> str | None:
-    """The title of a surgery that waits for `recover` (or is under way at this moment)."""
-    try:
-        entry = read(root)
-    except SurgeryError:
-        return "a surgery whose journal is damaged"
-    return None if entry is None else entry.title
-
-
-def committed(root: Path) -> bool | None:
-    """Whether the surgery that waits for `recover` is past its commit point, and will be finished;
-    None where none waits, or its journal can't be read."""
-    try:
-        entry = read(root)
-    except SurgeryError:
-        return None
-    return None if entry is None else entry.committed
-
-
-def cut_off(root: Path) -> str | None:
-    """The id of the surgery that waits and was cut off before its commit point."""
-    entry = read(root)
-    return None if entry is None or entry.committed else entry.id
-
-
-def waiting(root: Path, logs: Sequence[Path] | None) -> tuple[Step, ...]:
-    """The edits that `recover` will finish; none where it discards them. Raises InterruptedSurgery
-    where it would refuse them."""
-    entry = read(root)
-    if entry is None:
-        return ()
-    refuse_foreign_entry(root, logs, entry)
-    return entry.todo if entry.committed and not _finished(root, entry) else ()
-
-
-def refuse_waiting(root: Path) -> None:
-    """Raise InterruptedSurgery while a surgery waits for `recover`."""
-    title = interrupted(root)
-    if title is not None:
-        raise InterruptedSurgery(
-            f"a surgery was interrupted: {title}",
-            untouched="nothing was touched by this command",
-            next=(GO_ON, RECOVER) if _noted(root) else RECOVER,
-        )
-
-
-def _noted(root: Path) -> bool:
-    """Whether the surgery that waits may be gone on with, and its workers have left records."""
-    try:
-        id = cut_off(root)
-    except SurgeryError:
-        return False
-    return id is not None and (root / staging.record_file(id)).is_file()
 
 
 # --- commit --------------------------------------------------------------------------------------
@@ -295,6 +243,16 @@ def cut_short(title: str, error: BaseException) -> InterruptedSurgery:
 
 
 # --- recover -------------------------------------------------------------------------------------
+
+
+def waiting(root: Path, logs: Sequence[Path] | None) -> tuple[Step, ...]:
+    """The edits that `recover` will finish; none where it discards them. Raises InterruptedSurgery
+    where it would refuse them."""
+    entry = read(root)
+    if entry is None:
+        return ()
+    refuse_foreign_entry(root, logs, entry)
+    return entry.todo if entry.committed and not _finished(root, entry) else ()
 
 
 def recover(root: Path, *, logs: Sequence[Path] | None = (), jobs: int = 8) -> Recovery:

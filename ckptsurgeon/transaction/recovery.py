@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import command
 from ckptsurgeon.transaction import receipts
-from ckptsurgeon.transaction.redo import Step
+from ckptsurgeon.transaction.entry import Step
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from ckptsurgeon.plans.edits import Move, Replace, Tail, Truncate
 from ckptsurgeon.plans.spans import SHORT_GAP
 from ckptsurgeon.transaction import renames
 from ckptsurgeon.transaction.digests import anchored, digest_of
+from ckptsurgeon.transaction.entry import Step
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.staged import Staged
 from ckptsurgeon.transaction.unlike import unlike
@@ -47,7 +48,6 @@ from ckptsurgeon.workers import each, side_by_side
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What opening a file ends with whose name leads to none, or to a link."""
 
-Step = Move | Replace | Tail | Truncate
 T = TypeVar("T")
 
 

@@ -38,10 +38,9 @@ from ckptsurgeon.transaction import computing, inverse, job_list, kept, read_bac
 from ckptsurgeon.transaction.computing import Place, Sum
 from ckptsurgeon.transaction.content import batches, placed, spans
 from ckptsurgeon.transaction.digests import read_anchors
-from ckptsurgeon.transaction.entry import Entry
-from ckptsurgeon.transaction.home import HOME, staged_name
+from ckptsurgeon.transaction.entry import Entry, Step
+from ckptsurgeon.transaction.home import HOME, jobs_file, staged_name
 from ckptsurgeon.transaction.reading import Rooms, forget
-from ckptsurgeon.transaction.redo import Step
 from ckptsurgeon.workers import each, side_by_side
 
 
@@ -57,17 +56,12 @@ def tails(root: Path, entry: Entry) -> Path:
     return inverse.cut_off(root, entry.id)
 
 
-def record_file(id: str) -> str:
-    """Where the workers of a cluster say which of their jobs are done."""
-    return staged_name(id, "jobs")
-
-
 def staged_files(plan: Plan, recorded: bool = False) -> tuple[str, ...]:
     """Every file that is written before the commit; `recorded`: by jobs that leave records."""
     files = [staged.name for staged in _staged(plan.edits, plan.id)]
     if any(isinstance(edit, Append) for edit in plan.edits):
         files.append(tails_file(plan.id))
-    return (*files, *[record_file(plan.id)] * recorded, *receipts.records(plan.id))
+    return (*files, *[jobs_file(plan.id)] * recorded, *receipts.records(plan.id))
 
 
 def directories(root: Path, plan: Plan) -> tuple[str, ...]:
@@ -127,7 +121,7 @@ def write(
     if workers is None:
         _write(root, staged, jobs)
     else:
-        _write_on(root, record_file(plan.id), staged, jobs, workers, resumed, progress)
+        _write_on(root, jobs_file(plan.id), staged, jobs, workers, resumed, progress)
     contents = receipts.contents(receipt, kept.document(root, plan.edits))
     records = [_Staged(name, Content((data,))) for name, data in contents.items()]
     if resumed:
@@ -143,7 +137,7 @@ def jobs(root: Path, plan: Plan) -> list[job_list.Job]:
         item._replace(content=job_list.copied(item.content))
         for item in _staged(plan.edits, plan.id)
     ]
-    return job_list.of(root, root / record_file(plan.id), _places(root, staged))
+    return job_list.of(root, root / jobs_file(plan.id), _places(root, staged))
 
 
 def remove(root: Path, files: Sequence[str], directories: Sequence[str]) -> None:

@@ -25,10 +25,10 @@ from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Inverse, Move, Replace, Tail, Truncate
 from ckptsurgeon.transaction import given_up, kept, renames, staging
 from ckptsurgeon.transaction.digests import anchored, digest_of
-from ckptsurgeon.transaction.entry import Entry
+from ckptsurgeon.transaction.entry import Entry, Step
 from ckptsurgeon.transaction.home import ATTIC, STAGING, in_attic, staged_name
 from ckptsurgeon.transaction.inverse import cut_off, kept_tails
-from ckptsurgeon.transaction.redo import GONE, Step
+from ckptsurgeon.transaction.redo import GONE
 from ckptsurgeon.transaction.staged import Staged
 
 AGAIN = command("recover", "--give-up", why="after that")

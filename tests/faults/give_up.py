@@ -205,6 +205,6 @@ def _wrong(world: Path, before: Snapshot, theirs: Snapshot, file: str) -> str | 
         return f"somebody's: {said}"
     home = {name for name in snapshot(world, own=True) if HOME in name}
     over = [name for name in home if name.endswith(("journal", "lock")) or "/staging" in name]
-    if over or journal.interrupted(world / "run"):
+    if over or entry.interrupted(world / "run"):
         return f"{over} left behind"
     return None

@@ -19,7 +19,7 @@ import pytest
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.plans.edits import Content, Move, Replace
 from ckptsurgeon.plans.plan import Plan
-from ckptsurgeon.transaction import journal, receipts
+from ckptsurgeon.transaction import entry, journal, receipts
 from ckptsurgeon.workers import each
 from tests.faults import toy
 from tests.faults.inject import Fault, count_calls, hooked, outcome
@@ -176,7 +176,7 @@ def test_an_undo_that_truncates_has_no_inverse(world: Path) -> None:
 
 def test_an_interrupted_surgery_blocks_the_next(world: Path) -> None:
     cut_off(world, call("rename step200"))
-    assert journal.interrupted(world / "run") == "surgery 0001"
+    assert entry.interrupted(world / "run") == "surgery 0001"
     before = snapshot(world, own=True)
     with pytest.raises(InterruptedSurgery, match="surgery 0001") as caught:
         journal.commit(world / "run", toy.set_lr(world))
@@ -188,14 +188,14 @@ def test_an_interrupted_surgery_blocks_the_next(world: Path) -> None:
     assert journal.recover(world / "run", logs=toy.logs(world)) == journal.Recovery(
         "finished", "surgery 0001", "0001", steps
     )
-    assert journal.interrupted(world / "run") is None
+    assert entry.interrupted(world / "run") is None
     assert len(receipts.read(world / "run")) == 1
 
 
 def test_a_staged_surgery_is_discarded(world: Path) -> None:
     before = snapshot(world, own=True)
     cut_off(world, call("create latest"))
-    assert journal.interrupted(world / "run") == "surgery 0001"
+    assert entry.interrupted(world / "run") == "surgery 0001"
     assert journal.recover(world / "run", logs=toy.logs(world)) == journal.Recovery(
         "discarded", "surgery 0001"
     )
@@ -229,7 +229,7 @@ def test_a_damaged_journal_is_not_acted_on(world: Path) -> None:
     path = world / "run/.ckptsurgeon/journal"
     path.write_bytes(path.read_bytes().replace(b"step200", b"step100"))
     before = visible(world)
-    assert "damaged" in str(journal.interrupted(world / "run"))
+    assert "damaged" in str(entry.interrupted(world / "run"))
     with pytest.raises(InterruptedSurgery, match="damaged"):
         journal.recover(world / "run", logs=toy.logs(world))
     assert visible(world) == before

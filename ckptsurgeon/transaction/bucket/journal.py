@@ -79,13 +79,13 @@ def commit(
     refuse_impossible(plan.edits)
     try:
         still()
-        journal.refuse_waiting(root)
+        entry.refuse_waiting(root)
         listings = journal.refuse_stale(root, plan, logs)
         with reads.unwatched():  # what it opens it does not read
             assumptions.check_edits(root, plan.edits)
         with lease.hold(place, plan.title) as held:
             place.mirror.refresh()
-            journal.refuse_waiting(root)
+            entry.refuse_waiting(root)
             journal.refuse_other_id(root, plan)
             made = [HOME, lease.NAME]
             assumptions.check_files_again(root, plan.assumes, listings, made)
@@ -316,7 +316,7 @@ def recover(place: Place, *, logs: Sequence[Path] | None) -> Recovery:
     Raises SurgeryError while another surgery is under way, InterruptedSurgery when it is cut off
     itself: then it can be called again; and VerificationFailed or SurgeryError when that is done
     and the run can't be read back."""
-    title = journal.interrupted(place.root)
+    title = entry.interrupted(place.root)
     if place.mirror.object(place.key(f"{HOME}/{FORKING}")) is not None:
         raise InterruptedSurgery(
             f"{place.root} is a fork that was cut off, or that is still made",

@@ -21,7 +21,8 @@ from ckptsurgeon.remote.parts import Range, Segment
 from ckptsurgeon.remote.writes import Changed, Head, Upload
 from ckptsurgeon.transaction.bucket.place import Place, at_once
 from ckptsurgeon.transaction.digests import anchored
-from ckptsurgeon.transaction.redo import Step, groups
+from ckptsurgeon.transaction.entry import Step
+from ckptsurgeon.transaction.redo import groups
 
 SENT = 8 << 20
 """An object of at most so many bytes is sent anew rather than copied by the store: a request to
