@@ -27,7 +27,6 @@ NAMES = ("rename", "fuse", "split")
 ROWS = ("groups", "halves_to_pairs", "pairs_to_halves", "stacked")
 KEYS = (*NAMES, *ROWS, "transpose", "sizes", "use")
 SIZES = ("heads", "kv_heads")
-MEND = f"mend the page: {PAGE}"
 
 Size = str | int
 """How many, or one of SIZES."""
