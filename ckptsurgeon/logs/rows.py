@@ -24,7 +24,7 @@ from ckptsurgeon.hints import Hint, again
 from ckptsurgeon.logs import signals
 from ckptsurgeon.logs.curves import Curves, Row, of_rows
 from ckptsurgeon.logs.printed.families import every
-from ckptsurgeon.logs.printed.pairs import counted, entry, pairs
+from ckptsurgeon.logs.printed.pairs import counted, entry, first_count, pairs
 from ckptsurgeon.logs.printed.points import MAX_DOCUMENT
 from ckptsurgeon.logs.printed.stated import LoggedUpdate
 
@@ -268,6 +268,9 @@ def _printed(
         statement = next((s for item in speakers if (s := item.read(line)) is not None), None)
         if statement is None or _mute(statement):
             found = {} if rows else pairs(line)
+            named = step is not None or signals.step_name(found, None) is not None
+            if not named and (count := first_count(line)) is not None:
+                found["step"] = count
             if signals.step_name(found, step) is not None and len(found) > 1:
                 records.append(found)
             continue

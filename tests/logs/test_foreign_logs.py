@@ -40,10 +40,12 @@ def read(
         (" iteration {step:8}/  320000 | consumed samples: 512 | lm-loss: {loss:.6E} | "
          "loss scale: 65536.0 | grad norm: 1.5 |", {"loss-scale": 65536.0, "grad-norm": 1.5}),
         ("step={step} loss={loss}", {}),
+        ("{step}/20000 train_loss: {loss} train_time: 0.9m tok/s: 7691255", {}),
+        ("1776142719.400 {step}/20000 train_loss: {loss}", {}),
         ("2026-01-02 10:11:12,345 - INFO - Step {step}, Loss: {loss:.2f}", {}),
     ],
     ids=["nanoGPT", "llm.c", "llm.c-main", "modded-nanogpt", "build-nanogpt", "old-megatron",
-         "lm-loss", "pairs", "logging"],
+         "lm-loss", "pairs", "first", "clock", "logging"],
 )  # fmt: skip
 def test_printed_lines(tmp_path: Path, line: str, others: dict[str, float]) -> None:
     lines = [line.format(step=10 * k, loss=loss) for k, loss in enumerate(LOSSES, 1)]
@@ -51,6 +53,12 @@ def test_printed_lines(tmp_path: Path, line: str, others: dict[str, float]) -> N
     assert kept["loss"].steps.tolist() == [10, 20, 30, 40]
     assert kept["loss"].values.tolist() == pytest.approx(LOSSES)
     assert {name: kept[name].values[0] for name in others} == pytest.approx(others)
+
+
+@pytest.mark.parametrize("line", ["Epoch {}/9 loss: 2.0", "01/0{} 10:11:12 loss: 2.0"])
+def test_an_epoch_and_a_date_are_no_step(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError):
+        read(tmp_path, "".join(f"{line.format(k)}\n" for k in range(1, 9)))
 
 
 def test_nan_is_read(tmp_path: Path) -> None:

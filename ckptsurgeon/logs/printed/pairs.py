@@ -17,6 +17,7 @@ from ckptsurgeon.logs.printed.stated import COLORS
 NAME = r"[A-Za-z_][\w./%-]*(?: [A-Za-z_(][\w./%()-]*){0,4}"
 VALUE = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|[nN]a[nN]|[iI]nf(?:inity)?)"
 PAIR = re.compile(rf"(?P<name>{NAME})\s*[:=]?\s*(?P<value>{VALUE})(?![\w.]*[A-DF-Zac-df-mo-z]\d)")
+FIRST = re.compile(r"[^A-Za-z]*?(?<!\S)(\d+)/\d+[\s:|,]+(?=[A-Za-z_])")
 BAR = re.compile(r"(\d+)/\d+ \[[^\]]*\]")
 """The count in a progress bar of tqdm."""
 NOT_FINITE = re.compile(r"(?<=: )-?(?:nan|inf)(?=[,}])", re.IGNORECASE)
@@ -43,6 +44,12 @@ def entry(line: str) -> Mapping[str, object] | None:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def first_count(line: str) -> int | None:
+    """How many of all a line says before its first word: `500/20000 train_loss: 3.3346`."""
+    found = FIRST.match(COLORS.sub("", line[:MAX_LINE]))
+    return None if found is None else int(found[1])
 
 
 def counted(line: str) -> int | None:
