@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from bench.layout import STEP
@@ -29,6 +30,9 @@ WAIT_S = 0.02
 """Of each request, where a distance is measured."""
 SET = ("set-lr", "3e-5", "--yes", "--quiet")
 UNDO = ("undo", "--yes", "--quiet")
+OTHER = ("set-lr", "2e-5", "--yes", "--quiet")
+"""On a run that has the lr of SET by then."""
+DEADLINE_S = 60
 
 
 def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
@@ -44,7 +48,7 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
         store = client(server)
         rows = _looks(folder, between, store, steps, shards)
         if SET[0] in IN_BUCKETS:
-            rows += _one_shard(folder, between, store, gib)
+            rows += _one_shard(folder, between, store, gib, say)
             rows += _far(folder, between, store, files)
         else:
             say(f"skipped: {SET[0]}, which is refused in a bucket")
@@ -134,7 +138,9 @@ def _looks(folder: Path, between: Proxy, store: Any, steps: int, shards: int) ->
     ]  # fmt: skip
 
 
-def _one_shard(folder: Path, between: Proxy, store: Any, gib: float) -> list[Row]:
+def _one_shard(
+    folder: Path, between: Proxy, store: Any, gib: float, say: Callable[[str], None]
+) -> list[Row]:
     """`set-lr` and `undo` in one long shard, and what a user does without them."""
     root = folder / "long"
     python("bench.layout", "zero", root, gib)
@@ -154,7 +160,7 @@ def _one_shard(folder: Path, between: Proxy, store: Any, gib: float) -> list[Row
             through.upload_file(str(path), "bucket", f"long/{path.relative_to(root)}")
     shutil.rmtree(root)
     what = f"s3, a shard of {gib:.3g} GiB"
-    return [
+    rows = [
         Row(f"{what}: set-lr reads", mine.read, "MB", 2, note=mine.note()),
         Row(f"{what}: set-lr sends", mine.sent, "MB", 12),
         Row(f"{what}: undo reads", undone.read, "MB", note=undone.note()),
@@ -163,6 +169,60 @@ def _one_shard(folder: Path, between: Proxy, store: Any, gib: float) -> list[Row
         Row(f"{what}: download, set-lr, upload / set-lr, time", copied.seconds / mine.seconds, "×",
             note=f"{copied.seconds:.1f} s and {mine.seconds:.1f} s, no distance"),
     ]  # fmt: skip
+    if shutil.which("rclone") is None or not os.access("/dev/fuse", os.W_OK):
+        say("skipped: a mount, for which rclone (Debian) and /dev/fuse are needed")
+        return rows
+    through_it = _mounted(folder, between, store)
+    return [
+        *rows,
+        Row(f"{what}: set-lr in a mount of rclone / set-lr, bytes",
+            (through_it.read + through_it.sent) / (mine.read + mine.sent), "×",
+            note=through_it.note()),
+        Row(f"{what}: set-lr in a mount of rclone / set-lr, time",
+            through_it.seconds / mine.seconds, "×",
+            note=f"{through_it.seconds:.1f} s until it is sent, no distance"),
+    ]  # fmt: skip
+
+
+def _mounted(folder: Path, between: Proxy, store: Any) -> _Counted:
+    """`set-lr` in the run of one long shard as a mount shows it, until the store has the shard."""
+    point = folder / "mount"
+    point.mkdir()
+    words: list[str | Path] = [
+        "rclone", "mount", ":s3:bucket", point, "--vfs-cache-mode", "writes",
+        "--vfs-write-back", "0s", "--cache-dir", folder / "rclone", "--config", os.devnull,
+    ]  # fmt: skip
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    settings = {
+        "RCLONE_S3_PROVIDER": "Other", "RCLONE_S3_ENDPOINT": between.address,
+        "RCLONE_S3_ACCESS_KEY_ID": KEY, "RCLONE_S3_SECRET_ACCESS_KEY": SECRET,
+    }  # fmt: skip
+
+    def wait(reached: Callable[[], bool]) -> None:
+        end = perf_counter() + DEADLINE_S
+        while not reached():
+            if perf_counter() > end or process.poll() is not None:
+                raise RuntimeError("the mount does not do what it was asked for")
+            sleep(0.05)
+
+    def etags() -> dict[str, str]:
+        found = store.list_objects_v2(Bucket="bucket", Prefix="long/global_step")["Contents"]
+        return {item["Key"]: item["ETag"] for item in found if item["Size"] > 1 << 20}
+
+    before = etags()
+    process = subprocess.Popen(words, env=own | settings)
+    try:
+        wait((point / "long" / "latest").exists)
+        with _Counted(between) as counted:
+            python("ckptsurgeon", *OTHER, "-C", point / "long")
+            wait(lambda: etags() != before)
+    finally:
+        subprocess.run(["fusermount3", "-u", point], check=False)
+        process.terminate()
+        process.wait()
+    shutil.rmtree(folder / "rclone", ignore_errors=True)
+    point.rmdir()
+    return counted
 
 
 def _far(folder: Path, between: Proxy, store: Any, files: int) -> list[Row]:

@@ -22,6 +22,7 @@ from ckptsurgeon.disk.files import (
 )
 from ckptsurgeon.disk.held import Held
 from ckptsurgeon.disk.names import (
+    NO_HARD_LINKS,
     Folders,
     fsync_directory,
     link,
@@ -36,6 +37,7 @@ from ckptsurgeon.disk.names import (
 from ckptsurgeon.disk.owners import copy_mode, copy_rights
 
 __all__ = [
+    "NO_HARD_LINKS",
     "Folders",
     "Held",
     "calls",

@@ -22,6 +22,10 @@ FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 HELD = 64
 """Folders that are open at once: a process may have few descriptors, and a step many folders."""
 
+NO_HARD_LINKS = (
+    errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EIO
+)  # fmt: skip
+"""What `link` ends with where a file can have no second name there; EIO is rclone's word."""
 _NO_DIRECTORY_FSYNC = (errno.EINVAL, errno.ENOTSUP)
 
 

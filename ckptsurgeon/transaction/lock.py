@@ -48,7 +48,6 @@ MAX_BYTES = 1 << 16
 
 _NO_RECORD = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EAGAIN, errno.ENXIO)
 """What `whole_file` says of a FIFO, a device, a link or a file without end."""
-_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 @dataclass(frozen=True)
@@ -223,17 +222,22 @@ def _claim(name: Path, private: Path) -> bool:
     try:
         disk.link(private, name)
     except FileExistsError:
-        # The answer to a link over NFS can get lost: the name may be ours all the same.
-        record, mine = _read(name), _read(private)
-        return record is not None and mine is not None and record.token == mine.token
+        return _is_same(name, private)
     except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
+        if error.errno not in disk.NO_HARD_LINKS:
             raise
         try:
             disk.write_new(name, private.read_bytes())
         except FileExistsError:
-            return False
+            return _is_same(name, private)
     return True
+
+
+def _is_same(name: Path, private: Path) -> bool:
+    """Whether a name that is there is ours all the same: the answer to a link over NFS can get
+    lost."""
+    record, mine = _read(name), _read(private)
+    return record is not None and mine is not None and record.token == mine.token
 
 
 def _break(lock: Path, victim: Holder, private: Path) -> bool:

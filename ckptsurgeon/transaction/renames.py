@@ -8,7 +8,6 @@ else puts at the old name in place of it is moved, and an undo brings it back.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -18,8 +17,6 @@ from ckptsurgeon.plans.edits import Move, Replace
 from ckptsurgeon.transaction.kept import at
 from ckptsurgeon.transaction.unlike import unlike
 from ckptsurgeon.workers import each
-
-_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 def replace(root: Path, group: Sequence[Replace], jobs: int) -> None:
@@ -39,7 +36,7 @@ def _keep(root: Path, step: Replace) -> None:
     except OSError as error:
         if not os.path.lexists(file):
             raise unlike(file, "it is gone") from error
-        if error.errno not in _NO_HARD_LINKS:
+        if error.errno not in disk.NO_HARD_LINKS:
             raise
         _copy(file, target)
 

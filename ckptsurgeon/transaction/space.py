@@ -52,9 +52,10 @@ def _check_free(folder: Path, sizes: list[int]) -> None:
             "(its journal and whole blocks count)",
             next="free some space, then run the same command again",
         )
-    # One for each file, and one for a new directory of its own. Some file systems count none.
+    # One for each file, and one for a new directory of its own. Some file systems count none, and
+    # rclone's mount says that all are taken: where that is so, the first file is refused.
     inodes = int(2 * len(sizes) * MARGIN)
-    if room.f_files and inodes > room.f_favail:
+    if inodes > room.f_favail > 0:
         raise SurgeryError(
             f"{folder}: the plan needs {inodes:,} free inodes, and there are {room.f_favail:,}",
             next="remove some files, then run the same command again",

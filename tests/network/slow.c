@@ -278,7 +278,11 @@ static int list_directory(const char *path, void *names, fuse_fill_dir_t add, of
 static int status_of_file_system(const char *path, struct statvfs *status) {
     (void)path;
     ARRIVE;
-    return done(fstatvfs(lower, status));
+    int code = done(fstatvfs(lower, status));
+    // As rclone's mount has it, which counts no inodes.
+    status->f_files = 1000000000;
+    status->f_ffree = status->f_favail = 0;
+    return code;
 }
 
 static atomic_long *number_of(const char *path, const char *name) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -271,6 +272,18 @@ def test_a_plan_that_needs_too_many_files_is_refused(small_disk: Path) -> None:
     names = [f"new{number}" for number in range(40)]
     moves = [Move(f"{HOME}/staging/0001/{name}", name, Content((b"",))) for name in names]
     refused(small_disk, planned(small_disk, *moves), "free inodes")
+
+
+def test_one_on_a_disk_without_a_free_inode_leaves_the_run_as_it_was(small_disk: Path) -> None:
+    toy.build(small_disk)
+    plan = planned(small_disk, replacement("latest", Content((b"step100",))))
+    with contextlib.suppress(OSError):
+        for number in range(100):
+            (small_disk / f"full{number}").touch()
+    assert os.statvfs(small_disk).f_favail == 0
+    before = snapshot(small_disk, own=True)
+    refused(small_disk, plan, "No space left on device")
+    assert snapshot(small_disk, own=True) == before
 
 
 def test_another_file_system_is_refused_for_a_rename(world: Path, small_disk: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.plans.edits import Content, Move, Replace
 from ckptsurgeon.plans.plan import Plan
@@ -169,6 +170,25 @@ def test_an_undo_that_truncates_has_no_inverse(world: Path) -> None:
     """The bytes that it cuts off are not kept: it is undone by its recipe."""
     journal.commit(world / "run", toy.set_lr(world))
     assert journal.commit(world / "run", toy.undo(world), logs=toy.logs(world)).inverse == ()
+
+
+@pytest.mark.parametrize("code", disk.NO_HARD_LINKS, ids=errno.errorcode.get)
+def test_a_file_system_without_hard_links_does_the_same(world: Path, code: int) -> None:
+    before = visible(world)
+    with workplace() as other:
+        toy.build(other)
+        toy.act_rollback(other)
+        after = visible(other)
+    with hooked(functools.partial(_no_links, code)):
+        toy.act_rollback(world)
+        assert differs(visible(world), after, times=False) is None
+        toy.act_undo(world)
+    assert differs(visible(world), before, times=False) is None
+
+
+def _no_links(code: int, operation: str, path: str, details: Mapping[str, Any]) -> None:
+    if operation == "link":
+        raise OSError(code, os.strerror(code), path)
 
 
 # --- interrupted ---------------------------------------------------------------------------------
