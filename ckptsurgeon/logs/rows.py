@@ -267,10 +267,7 @@ def _printed(
     for line in lines:
         statement = next((s for item in speakers if (s := item.read(line)) is not None), None)
         if statement is None or _mute(statement):
-            found = {} if rows else pairs(line)
-            named = step is not None or signals.step_name(found, None) is not None
-            if not named and (count := first_count(line)) is not None:
-                found["step"] = count
+            found = {} if rows else _named(line, step)
             if signals.step_name(found, step) is not None and len(found) > 1:
                 records.append(found)
             continue
@@ -283,6 +280,16 @@ def _printed(
     if rows:
         return rows
     return _known(path, records, own, step) if records else None
+
+
+def _named(line: str, step: str | None) -> dict[str, float]:
+    """The numbers of a line by their names. Where none of them counts updates, and nobody has said
+    which does, the step is what the line counts before its first word."""
+    found = pairs(line)
+    if step is None and signals.step_name(found, None) is None:
+        count = first_count(line)
+        found |= {} if count is None else {"step": count}
+    return found
 
 
 def _counted(
