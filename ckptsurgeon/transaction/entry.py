@@ -1,4 +1,5 @@
-"""The one record of a surgery that is under way: the sha256 of its JSON, then the JSON."""
+"""The one record of a surgery that is under way: the sha256 of its JSON, then the JSON; and what it
+says of one that was cut off."""
 
 from __future__ import annotations
 
