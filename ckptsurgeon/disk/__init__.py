@@ -24,6 +24,7 @@ from ckptsurgeon.disk.held import Held
 from ckptsurgeon.disk.names import (
     NO_HARD_LINKS,
     Folders,
+    can_not_link,
     fsync_directory,
     link,
     make_directory,
@@ -41,6 +42,7 @@ __all__ = [
     "Folders",
     "Held",
     "calls",
+    "can_not_link",
     "clone",
     "copy_at",
     "copy_each",

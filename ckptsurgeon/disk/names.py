@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ckptsurgeon.disk import owners
+from ckptsurgeon.disk import mount, owners
 from ckptsurgeon.disk.calls import act
 
 FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
@@ -22,11 +22,16 @@ FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 HELD = 64
 """Folders that are open at once: a process may have few descriptors, and a step many folders."""
 
-NO_HARD_LINKS = (
-    errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EIO
-)  # fmt: skip
-"""What `link` ends with where a file can have no second name there; EIO is rclone's word."""
+NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+"""What `link` ends with where a file can have no second name there."""
 _NO_DIRECTORY_FSYNC = (errno.EINVAL, errno.ENOTSUP)
+
+
+def can_not_link(error: OSError, folder: Path) -> bool:
+    """Whether a `link` into the folder ended so because a file can have no second name there. An
+    I/O error says so on a network's file system alone, as in a mount of rclone: a local disk that
+    ends with one fails."""
+    return error.errno in NO_HARD_LINKS or (error.errno == errno.EIO and mount.is_network(folder))
 
 
 @contextlib.contextmanager

@@ -224,7 +224,7 @@ def _claim(name: Path, private: Path) -> bool:
     except FileExistsError:
         return _is_same(name, private)
     except OSError as error:
-        if error.errno not in disk.NO_HARD_LINKS:
+        if not disk.can_not_link(error, name.parent):
             raise
         try:
             disk.write_new(name, private.read_bytes())

@@ -36,7 +36,7 @@ def _keep(root: Path, step: Replace) -> None:
     except OSError as error:
         if not os.path.lexists(file):
             raise unlike(file, "it is gone") from error
-        if error.errno not in disk.NO_HARD_LINKS:
+        if not disk.can_not_link(error, target.parent):
             raise
         _copy(file, target)
 

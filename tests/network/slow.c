@@ -6,9 +6,11 @@
 // side. With `user.fail` N, about each Nth fails, in turn with ESTALE, EIO and EINTR. `user.calls`
 // is how many there were. With `user.lockstep` 1 they wait for one another and not for a time: once
 // no thread of who asks runs, all that wait are done, which is one turn. `user.turns` is how many
-// there were: so many round trips would one who has all the processors that he wants wait for. All
-// are extended attributes of the mount's root, which wait for nothing. There is no fallocate, no O_DIRECT at open, no sharing of blocks and no search for
-// holes, times are of whole seconds, and nothing tells of a change of the folder itself.
+// there were: so many round trips would one who has all the processors that he wants wait for. With
+// `user.nolinks` 1 a hard link ends with EIO, as in a mount of rclone. All are extended attributes
+// of the mount's root, which wait for nothing. There is no fallocate, no O_DIRECT at open, no
+// sharing of blocks and no search for holes, times are of whole seconds, and nothing tells of a
+// change of the folder itself.
 #define FUSE_USE_VERSION 312
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -26,11 +28,11 @@
 #include <unistd.h>
 
 static int lower;
-static atomic_long calls, delay_us = 1000, fail_every, lockstep, turns;
+static atomic_long calls, delay_us = 1000, fail_every, lockstep, turns, no_links;
 
-static const char *const NAMES[] = {"user.calls", "user.delay", "user.fail", "user.lockstep",
-                                    "user.turns"};
-static atomic_long *const NUMBERS[] = {&calls, &delay_us, &fail_every, &lockstep, &turns};
+static const char *const NAMES[] = {"user.calls",    "user.delay", "user.fail",
+                                    "user.lockstep", "user.turns", "user.nolinks"};
+static atomic_long *const NUMBERS[] = {&calls, &delay_us, &fail_every, &lockstep, &turns, &no_links};
 enum { NUMBERS_COUNT = sizeof NUMBERS / sizeof *NUMBERS };
 
 static pthread_mutex_t waiting = PTHREAD_MUTEX_INITIALIZER;
@@ -167,6 +169,7 @@ static int rename_file(const char *from, const char *to, unsigned flags) {
 
 static int link_file(const char *from, const char *to) {
     ARRIVE;
+    if (no_links) return -EIO;
     return done(linkat(lower, below(from), lower, below(to), 0));
 }
 

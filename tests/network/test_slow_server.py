@@ -122,6 +122,26 @@ def test_a_recovery_that_is_cut_off(far: Mount) -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+def test_a_link_that_ends_with_an_io_error_is_a_copy(
+    server: Mount, scenario: Scenario, tmp_path: Path
+) -> None:
+    """As in a mount of rclone, which has no hard links and no other word for it."""
+    place = server.here / tmp_path.name
+    place.mkdir()
+    stage = Stage(scenario, place)
+    stage.reset()
+    server["nolinks"] = 1
+    try:
+        ended = stage.act()
+        with pytest.raises(OSError, match="Input/output error"):
+            (place / "second").hardlink_to(stage.world / "run/latest")
+    finally:
+        server["nolinks"] = 0
+    assert ended.code == 0
+    assert verdict(stage, ended) is None
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
 def test_a_server_that_fails_now_and_then(
     server: Mount, scenario: Scenario, tmp_path: Path
 ) -> None:

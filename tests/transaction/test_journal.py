@@ -186,6 +186,13 @@ def test_a_file_system_without_hard_links_does_the_same(world: Path, code: int) 
     assert differs(visible(world), before, times=False) is None
 
 
+def test_a_local_disk_that_ends_a_link_with_an_io_error_is_not_trusted(world: Path) -> None:
+    before = visible(world)
+    ended = outcome(lambda: toy.act_rollback(world), Fault("EIO", call("link shard3")))
+    assert ended.code == 1
+    assert visible(world) == before
+
+
 def _no_links(code: int, operation: str, path: str, details: Mapping[str, Any]) -> None:
     if operation == "link":
         raise OSError(code, os.strerror(code), path)
