@@ -115,6 +115,12 @@ $(VENV)/.trainers: $(VENV)/.complete constraints-trainers.txt
 		--target $(VENV)/trainers -r constraints-trainers.txt
 	touch $@
 
+$(VENV)/.composer: $(VENV)/.sources constraints-composer.txt
+	rm -rf $(VENV)/composer
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(VENV)/composer -r constraints-composer.txt
+	touch $@
+
 # They want other releases of what is pinned.
 $(VENV)/.trackers: $(VENV)/.complete constraints-trackers.txt
 	rm -rf $(VENV)/trackers
@@ -122,7 +128,7 @@ $(VENV)/.trackers: $(VENV)/.complete constraints-trackers.txt
 		--target $(VENV)/trackers -r constraints-trackers.txt
 	touch $@
 
-test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
+test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	$(IN_MEMORY) $(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
 	$(IN_MEMORY) $(OLMO) -m pytest -m "olmo and not remote"
 
@@ -165,11 +171,11 @@ $(VENV)/.s3fs: $(VENV)/.complete constraints-s3fs.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/s3fs -r constraints-s3fs.txt
 	touch $@
 
-test-remote: $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.olmo
+test-remote: $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.composer $(VENV)/.olmo
 	$(PY) -m pytest -m "remote and not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m "remote and olmo"
 
-nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.sources $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
+nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	-$(SLURM)
 	-$(FUSE)
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)

@@ -246,7 +246,9 @@ def _resume(run: Run, plan: Plan) -> Hint:
     if takes_flags(run):
         return f"start its trainer with what {command('relaunch', '--print-flags')} says; {read}"
     if plan.warnings:
-        return f"restart its trainer with the changes noted above; {read}"
+        return (
+            f"restart its trainer with the same command, unless a note above says otherwise; {read}"
+        )
     return f"restart its trainer with the same command; {read}"
 
 

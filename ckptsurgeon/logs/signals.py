@@ -18,10 +18,12 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "lm-loss-training/lm loss", "lm loss", "loss_metrics/global_avg_loss", "train/CE loss",
         "train/loss", "train_loss", "training_loss", "lm_loss", "loss", "train/train_loss",
         "Train/loss", "Loss/train", "train_loss_step", "Train/Samples/train_loss", "trl",
+        "loss/train/total",
     ),
     GRAD_NORM: (
         "grad-norm/grad-norm", "grad-norm", "grad_norm", "optim/total grad norm",
         "train/grad_norm", "gnorm", "gradient_norm", "train/grad-norm", "total_grad_norm", "norm",
+        "l2_norm/grad/global",
     ),
     LOSS_SCALE: (
         "loss-scale/loss-scale", "loss-scale", "loss_scale", "train/loss_scale",
@@ -30,13 +32,16 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     LR: (
         "learning-rate/learning-rate", "learning-rate", "lr", "optim/LR (group 0)",
         "train/learning_rate", "learning_rate", "train/lr", "lr-AdamW", "lr-Adam",
-        "Train/Samples/lr",
+        "Train/Samples/lr", "lr-AdamW/group0", "lr-DecoupledAdamW/group0",
     ),
     BATCH_SIZE: ("batch-size/batch-size", "batch-size", "batch_size", "global_batch_size"),
-    SAMPLES: ("steps-vs-samples/y=samples,x=steps", "consumed_samples", "consumed samples"),
+    SAMPLES: (
+        "steps-vs-samples/y=samples,x=steps", "consumed_samples", "consumed samples", "time/sample",
+    ),
     TOKENS: (
         "steps-vs-tokens/y=tokens,x=steps", "consumed_tokens", "throughput/total tokens",
         "n_tokens_seen", "num_input_tokens_seen", "train/num_input_tokens_seen", "tokens",
+        "time/token",
     ),
 }  # fmt: skip
 """Signal → names, the one to take first."""

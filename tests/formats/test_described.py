@@ -17,7 +17,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import detect
 from ckptsurgeon.formats.described.description import Description
 from ckptsurgeon.recipe.file import from_data
-from tests.support.described_runs import composer, stepped_cosine
+from tests.support.described_runs import WALL_CLOCK, composer, stepped_cosine
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import make_run
 
@@ -135,9 +135,9 @@ def test_level_4_reads_what_a_page_describes(tmp_path: Path) -> None:
 
 def test_counters_that_a_page_names_are_set(tmp_path: Path) -> None:
     root = composer(tmp_path / "run")
-    operate(Run.open(root), set={"consumed_samples": 100, "tokens": 1000})
+    operate(Run.open(root), set={"tokens": 1000})
     counts = torch.load(root / "ep0-ba6-rank0.pt", weights_only=False)["state"]["timestamp"]
-    assert counts["Timestamp"] == {"batch": 6, "sample": 100, "token": 1000}
+    assert counts["Timestamp"] == {"batch": 6, "sample": 48, "token": 1000, "total_wct": WALL_CLOCK}
     refused = call("set", "iteration=3", "-C", root, "--dry-run")
     assert (refused.exit_code, "keeps no iteration" in refused.stderr) == (1, True)
 

@@ -44,7 +44,7 @@ def test_a_sharded_composer_run(made: Make) -> None:
     before = snapshot(root)
     run = Run.open(root)
     assert (run.format.name, run.steps(), run.latest()) == ("composer-sharded", [2, 4, 6], 6)
-    recipe = {"set": {**EDITS, "lr": 5e-4, "consumed_samples": 100}, "reset": ["moments"]}
+    recipe = {"set": {**EDITS, "lr": 5e-4, "tokens": 1000}, "reset": ["moments"]}
     plan = operate(root, recipe)
     state = composer_state(6)
     dcp.load(state, checkpoint_id=root / "ep0-ba6", no_dist=True)
@@ -58,7 +58,7 @@ def test_a_sharded_composer_run(made: Make) -> None:
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.97), 1e-6, 0.3)
     assert schedule.base_lrs == [5e-4]
     assert all(not s["exp_avg"].any() and int(s["step"]) == 0 for s in adam.state.values())
-    assert saved["timestamp"]["Timestamp"]["sample"] == 100
+    assert saved["timestamp"]["Timestamp"]["token"] == 1000
     shapes = {weight.name: weight.shape for weight in Run.open(root).checkpoint(6).weights()}
     assert shapes == {"0.weight": (2, 4), "0.bias": (2,)}
     take_back(root, before)

@@ -9,6 +9,7 @@ import pytest
 
 from ckptsurgeon.logs.printed import (
     bundled,
+    composer,
     deepspeed,
     lightning,
     megatron,
@@ -176,6 +177,30 @@ def test_lightning_logs_a_rate_before_its_update() -> None:
     assert [told(said) for said in lightning.rows(lines)] == [{"step": 11, "lr": "0.0003"}]
 
 
+COMPOSER = """[epoch=2][batch=3/16]:
+\t Train time/batch: 18
+\t Train loss/train/total: 2.8719
+\t Train lr-AdamW/group0: 0.0010
+\t Train lr-AdamW/group1: 0.0001
+[batch=20/100]:
+\t Train loss/train/total: nan
+[Eval batch=1/5] Eval on eval data:
+"""
+
+
+def test_composer_says_the_next_rate_below_its_update() -> None:
+    listener = Listener(families("composer"))
+    heard = [said for line in COMPOSER.splitlines(True) for said in listener.feed(line)]
+    assert [told(said) for said in [*heard, *listener.end()]] == [
+        {"step": 19, "next_lr": "0.0010"},
+        {"step": 20, "begins": True},
+    ]
+    read = [composer.read(line) for line in COMPOSER.splitlines(True)]
+    assert [told(said) for said in read if said is not None and said.loss is not None] == [
+        {"loss": "2.8719", "continues": True}, {"loss": "nan", "continues": True},
+    ]  # fmt: skip
+
+
 def test_no_line_of_one_trainer_is_taken_for_another() -> None:
     lines = (
         MEGATRON,
@@ -185,8 +210,11 @@ def test_no_line_of_one_trainer_is_taken_for_another() -> None:
         "INFO\t[step=5/100,epoch=1]",
         "iteration: 7 / 100 | consumed_tokens: 1.79K | lr: 9.99e-05 | eta: 0:00:10",
         '| INFO | train_inner | {"num_updates": "3", "lr": "1e-05"}',
+        "[batch=5/100]:",
     )
-    readers = (megatron, deepspeed, transformers, torchtitan, olmo_core, nanotron, metaseq)
+    readers = (
+        megatron, deepspeed, transformers, torchtitan, olmo_core, nanotron, metaseq, composer,
+    )  # fmt: skip
     for i, line in enumerate(lines):
         heard = [reader for reader in readers if reader.read(line) is not None]
         assert heard == [readers[i]], line

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.remote.buckets import RUN, fill, held, keys, objects
+from tests.remote.buckets import RUN, fill, held, keys, left_over, objects
 from tests.remote.conftest import Look
+from tests.support.composer import needed, train
 from tests.support.described_runs import composer, composer_sharded
 
 pytestmark = [
@@ -109,3 +111,53 @@ def test_so_does_one_that_was_made_on_a_disk(run: Path, name: str, store: Any, l
     assert followed(store, "beside") == f"beside/{name.format(4)}"
     assert latest(look, "s3://bucket/beside") == 4
     assert look("verify", "-C", "s3://bucket/beside").exit_code == 0
+
+
+@needed
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_its_trainer_resumes_from_what_was_operated_on(
+    ranks: int, server: str, store: Any, look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It saves into the bucket by its own client, and follows the text of the object; on two ranks
+    by the readers and writers of torch's DCP that it has for a bucket."""
+    monkeypatch.setenv("S3_ENDPOINT_URL", server)
+    first = train(RUN, 6, "--at", str(tmp_path), ranks=ranks)
+    before = objects(store)
+    for words in ("rollback --to 4 --set lr=3e-4 --set beta2=0.98 --set eps=1e-6", "reset moments"):
+        done = look(*words.split(), "--yes", "-C", RUN)
+        assert done.exit_code == 0, done.output
+    promise = json.loads(look("status", "--json", "-C", RUN).stdout)["promise"]
+    operated = objects(store)
+    used = train(RUN, 6, "--at", str(tmp_path), ranks=ranks)
+    assert sorted(used) == [5, 6]
+    assert used[5]["lr"] == [pytest.approx(promise["lr"], rel=1e-12)]
+    assert used[5]["betas"] == [[0.9, 0.98]] and used[5]["eps"] == [1e-6]
+    assert (used[5]["adam_step"], used[5]["moments"]) == (0, 0)
+    assert used[5]["batch"] == first[5]["batch"]
+    for key in objects(store).keys() - operated.keys():
+        store.delete_object(Bucket="bucket", Key=f"run/{key}")
+    name = NAMES[composer if ranks == 1 else composer_sharded].format(4)
+    store.put_object(Bucket="bucket", Key=f"run/{SYMLINK}", Body=f"run/{name}".encode())
+    for _ in range(2):
+        undone = look("undo", "--yes", "-C", RUN)
+        assert undone.exit_code == 0, undone.output
+    assert objects(store) == before and left_over(store) == []
+
+
+@needed
+def test_what_it_downloaded_before_a_surgery_is_named(
+    server: str, store: Any, look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without FSDP its autoresume loads that again, and no other step."""
+    monkeypatch.setenv("S3_ENDPOINT_URL", server)
+    at = ("--at", str(tmp_path))
+    train(RUN, 2, *at)
+    assert sorted(train(RUN, 4, *at)) == [3, 4]
+    done = look("set", "eps=1e-6", "--yes", "-C", RUN)
+    assert done.exit_code == 0 and "remove that folder" in " ".join(done.stdout.split())
+    stale = train(RUN, 6, *at, save_overwrite=True)
+    assert sorted(stale) == [3, 4, 5, 6] and stale[5]["eps"] == [1e-8]
+    assert look("rollback", "--to", "4", "--set", "eps=1e-6", "--yes", "-C", RUN).exit_code == 0
+    shutil.rmtree(tmp_path / "s3:")
+    used = train(RUN, 6, *at)
+    assert sorted(used) == [5, 6] and used[5]["eps"] == [1e-6]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
 )
 
+WALL_CLOCK = timedelta(seconds=1.5)
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -44,12 +46,13 @@ def composer(root: Path) -> Path:
 def composed(step: int, model: torch.nn.Module, adam: Any, schedule: Any) -> dict[str, Any]:
     """What Composer saves of these."""
     weights, optimizer = get_state_dict(model, adam)
-    counts = {"batch": step, "sample": 8 * step, "token": 64 * step}
+    counts = {"batch": step, "sample": 8 * step, "token": 64 * step, "total_wct": WALL_CLOCK}
     state = {
         "model": weights,
         "optimizers": {"AdamW": optimizer},
         "schedulers": {type(schedule).__name__: schedule.state_dict()},
         "timestamp": {"Timestamp": counts},
+        "metadata": {"torch_version": torch.__version__},
     }
     return {"state": state, "rng": [{}]}
 

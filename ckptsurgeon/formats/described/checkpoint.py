@@ -16,6 +16,7 @@ from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Key
+from ckptsurgeon.remote import reads
 
 
 @dataclass
@@ -79,7 +80,7 @@ class DescribedCheckpoint(Saving, TorchCheckpoint, HasWeights):
         return replace(super().read_state(), tokens=int(tokens[0]) if tokens else None)
 
     def notes(self) -> Iterator[str]:
-        """Whether a loader was asked."""
+        """Whether a loader was asked, and what the page says of a bucket."""
         yield from super().notes()
         if not self.optimizers:
             yield (
@@ -88,6 +89,8 @@ class DescribedCheckpoint(Saving, TorchCheckpoint, HasWeights):
             )
         if self.description is not None:
             yield from self.description.doubts()
+            if self.description.in_a_bucket and reads.current() is not None:
+                yield self.description.in_a_bucket
 
     def weights(self) -> Iterator[Weight]:
         """Each tensor of one file whose rows lie one after the other. Raises SurgeryError where the

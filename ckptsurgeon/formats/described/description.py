@@ -152,7 +152,8 @@ class Description:
     `witness` names the library whose loader has resumed an edited checkpoint in a test; without it
     every plan says that none was asked. `logs` says by the name of the run's folder where its event
     files are. A file named as a step and `unfinished` marks what the trainer does not resume; it is
-    inside of the step where `unfinished` begins with a slash."""
+    inside of the step where `unfinished` begins with a slash. `in_a_bucket` is a note for a run in
+    one."""
 
     name: str
     files: Mapping[FilePattern, Content]
@@ -163,6 +164,7 @@ class Description:
     last: tuple[FilePattern, ...] = ()
     pointer: Pointer | None = None
     unfinished: str = ""
+    in_a_bucket: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -226,6 +228,7 @@ class Description:
             ),
             pointer=page.pointer(data["pointer"]) if data.get("pointer") else None,
             unfinished=page.ending(data.get("unfinished", ""), contents, within),
+            in_a_bucket=str(data.get("in_a_bucket", "")),
             logs={k: str(v) for k, v in page.mapping(data.get("logs", {}), "logs").items()},
             options={key: str(text) for key, text in options.items()},
         )

@@ -30,7 +30,9 @@ EXACT = frozenset(
         "torch.nn.parameter.Parameter",
         "torch._tensor._rebuild_from_type_v2",
         "torch.storage.UntypedStorage",
+        "torch.torch_version.TorchVersion",
     }
+    | {f"datetime.{kind}" for kind in ("date", "datetime", "time", "timedelta", "timezone")}
     | {
         f"torch._utils._rebuild_{name}"
         for name in (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ckptsurgeon.logs.printed import (
     bundled,
+    composer,
     deepspeed,
     lightning,
     megatron,
@@ -42,6 +43,7 @@ TRANSFORMERS = Family(transformers.NAME, transformers.read, transformers.POINTS)
 LIGHTNING = Family(
     lightning.NAME, lambda _: None, lightning.POINTS, lightning.PREFIXES, lightning.LATE
 )
+COMPOSER = Family(composer.NAME, composer.read, composer.POINTS, composer.PREFIXES, composer.LATE)
 FAMILIES: Mapping[str, Sequence[Family]] = {
     "deepspeed": (MEGATRON, TRANSFORMERS, DEEPSPEED),
     "megatron": (MEGATRON,),
@@ -52,6 +54,8 @@ FAMILIES: Mapping[str, Sequence[Family]] = {
     "accelerate": (TRANSFORMERS, DEEPSPEED),
     "nanotron": (NANOTRON,),
     "lightning": (LIGHTNING, DEEPSPEED),
+    "composer": (COMPOSER,),
+    "composer-sharded": (COMPOSER,),
 }
 """Format → who may have saved it; the first one that reads a line has it."""
 
@@ -65,6 +69,8 @@ def late(format: str) -> int:
     """How many steps behind the updates that its logs tell of are those of a format's trainer: the
     points up to the checkpoint of step N are at N less so many. NeMo 2 logs by Lightning, and gives
     it the step that it has before the update (`megatron_strategy.py`, 2.7)."""
+    if format.startswith("composer"):
+        return composer.LATE
     return lightning.LATE if format.startswith(("lightning", "nemo")) else 0
 
 
@@ -85,7 +91,8 @@ class Listener:
         """The statements that `line` completes: one that is spread over lines may wait for more,
         with lines between that say nothing here."""
         statement = next((s for item in self._speakers if (s := item.read(line)) is not None), None)
-        if statement is None or (statement.continues and statement.lr is None):
+        rate = statement and (statement.lr or statement.next_lr)
+        if statement is None or (statement.continues and rate is None):
             return []  # a word is of rates: of what was measured, curves are made (logs/rows.py)
         begun, self._begun = self._begun, None
         if statement.continues:
