@@ -121,6 +121,12 @@ $(VENV)/.composer: $(VENV)/.sources constraints-composer.txt
 		--target $(VENV)/composer -r constraints-composer.txt
 	touch $@
 
+$(VENV)/.verl: $(VENV)/.sources constraints-verl.txt
+	rm -rf $(VENV)/verl
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(VENV)/verl -r constraints-verl.txt
+	touch $@
+
 # They want other releases of what is pinned.
 $(VENV)/.trackers: $(VENV)/.complete constraints-trackers.txt
 	rm -rf $(VENV)/trackers
@@ -128,7 +134,7 @@ $(VENV)/.trackers: $(VENV)/.complete constraints-trackers.txt
 		--target $(VENV)/trackers -r constraints-trackers.txt
 	touch $@
 
-test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
+test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	$(IN_MEMORY) $(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
 	$(IN_MEMORY) $(OLMO) -m pytest -m "olmo and not remote"
 
@@ -175,7 +181,7 @@ test-remote: $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.composer $(VENV)/.olmo
 	$(PY) -m pytest -m "remote and not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m "remote and olmo"
 
-nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
+nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	-$(SLURM)
 	-$(FUSE)
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)

@@ -18,6 +18,7 @@ from ckptsurgeon.logs.printed import (
     olmo_core,
     torchtitan,
     transformers,
+    verl,
 )
 from ckptsurgeon.logs.printed.families import FAMILIES, Listener, families
 from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number, exact, rounded, significant
@@ -201,6 +202,18 @@ def test_composer_says_the_next_rate_below_its_update() -> None:
     ]  # fmt: skip
 
 
+def test_verl_says_one_of_two_rates() -> None:
+    line = (
+        "\x1b[36m(TaskRunner pid=4017)\x1b[0m step:7 - global_seqlen/mean:512.0 - "
+        "actor/pg_loss:np.float64(-0.013) - actor/grad_norm:np.float64(0.25) - actor/lr:1e-06"
+    )
+    said = verl.read(line)
+    assert told(said) == {"step": 7, "either_lr": "1e-06", "grad_norm": "0.25"}
+    tuned = verl.read("step:3 - train/loss:nan - train/lr:2.5e-05 - train/mfu:0")
+    assert told(tuned) == {"step": 3, "either_lr": "2.5e-05", "loss": "nan"}
+    assert verl.read("step:7/900 train_loss:2.8") is None
+
+
 def test_no_line_of_one_trainer_is_taken_for_another() -> None:
     lines = (
         MEGATRON,
@@ -211,9 +224,11 @@ def test_no_line_of_one_trainer_is_taken_for_another() -> None:
         "iteration: 7 / 100 | consumed_tokens: 1.79K | lr: 9.99e-05 | eta: 0:00:10",
         '| INFO | train_inner | {"num_updates": "3", "lr": "1e-05"}',
         "[batch=5/100]:",
+        "step:7 - actor/lr:1e-06",
     )
     readers = (
         megatron, deepspeed, transformers, torchtitan, olmo_core, nanotron, metaseq, composer,
+        verl,
     )  # fmt: skip
     for i, line in enumerate(lines):
         heard = [reader for reader in readers if reader.read(line) is not None]

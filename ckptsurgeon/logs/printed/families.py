@@ -16,6 +16,7 @@ from ckptsurgeon.logs.printed import (
     olmo_core,
     torchtitan,
     transformers,
+    verl,
 )
 from ckptsurgeon.logs.printed.stated import LoggedUpdate
 
@@ -43,6 +44,7 @@ TRANSFORMERS = Family(transformers.NAME, transformers.read, transformers.POINTS)
 LIGHTNING = Family(
     lightning.NAME, lambda _: None, lightning.POINTS, lightning.PREFIXES, lightning.LATE
 )
+VERL = Family(verl.NAME, verl.read, verl.POINTS)
 COMPOSER = Family(composer.NAME, composer.read, composer.POINTS, composer.PREFIXES, composer.LATE)
 FAMILIES: Mapping[str, Sequence[Family]] = {
     "deepspeed": (MEGATRON, TRANSFORMERS, DEEPSPEED),
@@ -54,6 +56,7 @@ FAMILIES: Mapping[str, Sequence[Family]] = {
     "accelerate": (TRANSFORMERS, DEEPSPEED),
     "nanotron": (NANOTRON,),
     "lightning": (LIGHTNING, DEEPSPEED),
+    "verl": (VERL,),
     "composer": (COMPOSER,),
     "composer-sharded": (COMPOSER,),
 }
