@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -108,6 +109,8 @@ def main() -> None:
     )  # fmt: skip
     trainer.fit()
     trainer.close()
+    for uploader in multiprocessing.active_children():  # they outlive a rank that leaves at once
+        uploader.terminate()
     if dist.get_global_rank() == 0:
         print(json.dumps(watch.used))
 
