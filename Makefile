@@ -77,6 +77,13 @@ define overlay
 	$(PY) -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
 	    > $$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/usual.pth
 endef
+
+# Packages in a folder of their own, without what they depend on: who wants them puts it first.
+define beside
+	rm -rf $(VENV)/$(1)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps \
+	    --target $(VENV)/$(1) -r constraints-$(1).txt
+endef
 OLMO := $(VENV)/olmo/bin/python
 NEWEST := $(VENV)/newest/bin/python
 
@@ -95,7 +102,8 @@ $(VENV)/.newest-megatron: $(VENV)/.complete constraints-newest-megatron.txt
 		--target $(VENV)/nvrx nvidia-resiliency-ext
 	touch $@
 
-# Their tests go by text and compiled functions alone: nothing here is imported.
+# Most tests of these go by text and compiled functions; Composer and verl are imported, with what
+# they need in folders of their own.
 $(VENV)/.sources: $(VENV)/.complete constraints-sources.txt
 	rm -rf $(VENV)/sources
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
@@ -104,34 +112,24 @@ $(VENV)/.sources: $(VENV)/.complete constraints-sources.txt
 
 # They want other releases of what is pinned, and run without.
 $(VENV)/.optimizers: $(VENV)/.complete constraints-optimizers.txt
-	rm -rf $(VENV)/optimizers
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps \
-		--target $(VENV)/optimizers -r constraints-optimizers.txt
+	$(call beside,optimizers)
 	touch $@
 
 $(VENV)/.trainers: $(VENV)/.complete constraints-trainers.txt
-	rm -rf $(VENV)/trainers
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps \
-		--target $(VENV)/trainers -r constraints-trainers.txt
+	$(call beside,trainers)
 	touch $@
 
 $(VENV)/.composer: $(VENV)/.sources constraints-composer.txt
-	rm -rf $(VENV)/composer
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps \
-		--target $(VENV)/composer -r constraints-composer.txt
+	$(call beside,composer)
 	touch $@
 
 $(VENV)/.verl: $(VENV)/.sources constraints-verl.txt
-	rm -rf $(VENV)/verl
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps \
-		--target $(VENV)/verl -r constraints-verl.txt
+	$(call beside,verl)
 	touch $@
 
 # They want other releases of what is pinned.
 $(VENV)/.trackers: $(VENV)/.complete constraints-trackers.txt
-	rm -rf $(VENV)/trackers
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps \
-		--target $(VENV)/trackers -r constraints-trackers.txt
+	$(call beside,trackers)
 	touch $@
 
 test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
@@ -173,8 +171,7 @@ $(VENV)/.remote: $(VENV)/.complete constraints-remote.txt
 
 # It wants a botocore of its own.
 $(VENV)/.s3fs: $(VENV)/.complete constraints-s3fs.txt
-	rm -rf $(VENV)/s3fs
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/s3fs -r constraints-s3fs.txt
+	$(call beside,s3fs)
 	touch $@
 
 test-remote: $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.composer $(VENV)/.olmo

@@ -35,7 +35,6 @@ SAID = {
 MAX_LINE = 1 << 20
 SHOWN = 12
 """Names of a file that are listed where none of them is known."""
-RATES = ("lr", "next_lr", "either_lr")
 
 
 def of_file(path: Path, own: Mapping[str, str], step: str | None = None) -> Curves:
@@ -326,8 +325,6 @@ def _said(statement: LoggedUpdate) -> Iterator[Row]:
                if (number := getattr(statement, name)) is not None}  # fmt: skip
     if statement.step is None or not {signals.LOSS, signals.GRAD_NORM} & numbers.keys():
         return
-    rates = (getattr(statement, name) for name in RATES)
-    rate = next((number.value for number in rates if number is not None), None)
-    if rate is not None:
-        numbers[signals.LR] = rate
+    if (rate := statement.some_lr) is not None:
+        numbers[signals.LR] = rate.value
     yield statement.step, numbers, math.nan

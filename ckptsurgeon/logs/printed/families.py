@@ -94,8 +94,7 @@ class Listener:
         """The statements that `line` completes: one that is spread over lines may wait for more,
         with lines between that say nothing here."""
         statement = next((s for item in self._speakers if (s := item.read(line)) is not None), None)
-        rate = statement and (statement.lr or statement.next_lr)
-        if statement is None or (statement.continues and rate is None):
+        if statement is None or (statement.continues and statement.some_lr is None):
             return []  # a word is of rates: of what was measured, curves are made (logs/rows.py)
         begun, self._begun = self._begun, None
         if statement.continues:

@@ -84,6 +84,11 @@ class LoggedUpdate:
     begins: bool = False
     continues: bool = False
 
+    @property
+    def some_lr(self) -> Number | None:
+        """The rate that it says, of whichever update."""
+        return self.lr or self.next_lr or self.either_lr
+
     def joined(self, other: LoggedUpdate) -> LoggedUpdate:
         """This line with what `other`, which continues it, says too."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
