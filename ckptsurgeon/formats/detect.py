@@ -13,7 +13,7 @@ from ckptsurgeon.hints import command
 
 FORMATS = (
     "ckptsurgeon.formats.deepspeed.layout:DeepSpeed",
-    "ckptsurgeon.formats.megatron.layout:MegatronBridge",
+    "ckptsurgeon.formats.megatron.bridge_layout:MegatronBridge",
     "ckptsurgeon.formats.megatron.layout:Megatron",
     "ckptsurgeon.formats.dcp.layout:Torchtitan",
     "ckptsurgeon.formats.dcp.layout:OlmoCore",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.dcp import METADATA
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.hints import shell
 from ckptsurgeon.plans.edits import (
@@ -107,12 +108,13 @@ def _copied(copy: Content, rendered: Mapping[str, Append | Content]) -> Content:
 def _made_beside(
     run: Run, copies: Mapping[str, Content], rendered: Mapping[str, Append | Content]
 ) -> dict[str, Append | Content]:
-    """New files that an edited shard refers to: its copy in another folder needs them there too."""
+    """New files that an edited `.metadata` refers to: its copy in another folder needs them there,
+    too. No other file refers to one."""
     pairs = {
         (PurePosixPath(span.file).parent, PurePosixPath(file).parent)
         for file, content in copies.items()
         for span in content.pieces
-        if isinstance(span, Span)
+        if isinstance(span, Span) and PurePosixPath(span.file).name == METADATA
     }
     return {
         (there / PurePosixPath(file).name).as_posix(): content

@@ -122,3 +122,13 @@ def test_a_config_that_can_not_be_read_is_told(tmp_path: Path) -> None:
     (root / "iter_0000030" / "run_config.yaml").write_text("a: &x 1\nb: *x\n")
     plan = surgery.plan(Run.open(root), from_data({"set": {"lr": 3e-5}}))
     assert any("run_config.yaml can't be read" in text for text in plan.warnings)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_what_a_surgery_makes_lies_in_the_step(tmp_path: Path, flat: bool) -> None:
+    """Its counters alone are copied out of it."""
+    root = save(tmp_path, flat=flat, sharding="dp_reshardable")
+    operate(root, {**RECIPE, "set": {"consumed_samples": 80, "lr": 3e-5}})
+    made = list(root.rglob("__ckptsurgeon*"))
+    assert {path.parent.name for path in made} <= {"iter_0000020"} and len(made) == 1
+    assert resumed(root)[1]["consumed_train_samples"] == 80

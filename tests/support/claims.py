@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 from tests.support.launch import REPO
 
 LOADED, COMPUTED, READ = "L", "C", "S"
+PINS = ["constraints.txt", "constraints-sources.txt"]
 NEWEST = "newest "
 """Before the name of a library that is installed beside the environment."""
 IMPORTS = {
     "ai2-olmo-core": "olmo_core", "megatron-core": "megatron", f"{NEWEST}megatron-core": "megatron",
+    "megatron-bridge": r"megatron\.bridge",
 }  # fmt: skip
 """Library → the package that it installs, where the names differ."""
 SOURCES = {
@@ -38,7 +40,7 @@ SOURCES = {
         "megatron/core/optimizer/distrib_optimizer.py",
         "Megatron-LM d98e8a64",
     ),
-    "Megatron-Bridge": ("training/{checkpointing,state}.py", "Megatron-Bridge 067f987d"),
+    "Megatron-Bridge": ("training/{checkpointing,state,config}.py", "megatron-bridge 0.6.2"),
     "NeMo 2": (
         "nemo/lightning/{io/pl,pytorch/strategies/megatron_strategy,pytorch/optim/*}.py, "
         "nemo/core/optim/lr_scheduler.py",
@@ -91,11 +93,12 @@ def _named() -> Iterator[Witness]:
 def version(library: str) -> str:
     """The release that `make test-formats` installs."""
     newest = library.startswith(NEWEST)
-    pins = REPO / ("constraints-newest-megatron.txt" if newest else "constraints.txt")
+    pins = ["constraints-newest-megatron.txt"] if newest else PINS
     name = re.escape(library.removeprefix(NEWEST))
-    found = re.search(rf"^{name}==(\S+)", pins.read_text("utf-8"), re.M)
-    assert found, f"{pins.name} does not pin {library}"
-    return found[1]
+    texts = (REPO.joinpath(file).read_text("utf-8") for file in pins)
+    found = [match for text in texts if (match := re.search(rf"^{name}==(\S+)", text, re.M))]
+    assert found, f"{' and '.join(pins)} do not pin {library}"
+    return found[0][1]
 
 
 def rows(recipe: Mapping[str, Any]) -> set[str]:

@@ -1,7 +1,8 @@
 """Runs of Megatron-Bridge by their description, on what Megatron-core's formats are made of.
 
-As `save_checkpoint` in `training/checkpointing.py` of NVIDIA-NeMo/Megatron-Bridge 067f987d: no args
-in the common state, the counters in `train_state.pt`, and `latest_train_state.pt` a copy of it."""
+As `save_checkpoint` in `training/checkpointing.py` of megatron-bridge 0.6.2 (`bridge_trainer.py`
+asks it): no args in the common state, the counters in `train_state.pt`, and `latest_train_state.pt`
+a copy of it."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ checkpoint:
   load: {run}
   save: {run}
   load_optim: true
+  finetune: false
+  pretrained_checkpoint: null
   non_persistent_ckpt_type: {tier}
 model:
   _target_: megatron.bridge.models.gpt_provider.GPTModelProvider
@@ -43,13 +46,21 @@ scheduler:
   lr_warmup_iters: 10
   lr_warmup_samples: 0
   lr_decay_samples: null
+  lr_warmup_fraction: null
+  lr_wsd_decay_iters: null
+  lr_wsd_decay_samples: null
+  lr_wsd_decay_style: exponential
+  weight_decay_incr_style: constant
   lr_warmup_init: 0.0
   start_weight_decay: 0.1
   end_weight_decay: 0.1
   override_opt_param_scheduler: {override}
 train:
   train_iters: 1000
+  train_samples: null
   global_batch_size: {batch}
+  rampup_batch_size: null
+  step_batch_size_schedule: null
 """
 
 

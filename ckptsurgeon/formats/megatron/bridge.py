@@ -1,7 +1,7 @@
 """One saved step of Megatron-Bridge (NeMo 2): Megatron-core's checkpoint, and counters of its own.
 
 `train_state.pt` keeps the counters, `run_config.yaml` what Megatron-LM's args would say. Source:
-`training/checkpointing.py`, `training/state.py` of NVIDIA-NeMo/Megatron-Bridge 067f987d.
+`training/checkpointing.py`, `training/state.py`, `training/config.py` of megatron-bridge 0.6.2.
 """
 
 from __future__ import annotations
@@ -10,43 +10,58 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.understood import mapping
-from ckptsurgeon.formats.fields.values import Place, State
+from ckptsurgeon.formats.fields.values import Decay, Place, Setting, State
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, MegatronDistCheckpoint
 from ckptsurgeon.formats.megatron.flat import MegatronFlatCheckpoint
+from ckptsurgeon.formats.megatron.tiers import OTHER
+from ckptsurgeon.hints import command
 
 COUNTERS = "train_state.pt"
 CONFIG = "run_config.yaml"
-KEYS: Mapping[str, str] = {
-    **{f"--{name.replace('_', '-')}": f"optimizer.{name}" for name in (
-        "lr", "min_lr", "weight_decay", "decoupled_lr", "decoupled_min_lr", "clip_grad",
+DATA = "energon"
+"""Beside the steps: where the loader of each step was in its data, if it is Energon's."""
+USE = (
+    "scheduler.use_checkpoint_opt_param_scheduler=true",
+    "scheduler.override_opt_param_scheduler=false",
+)
+"""Its recipes set the second one to true, and the config refuses both."""
+KEYS: Mapping[str, tuple[str, ...]] = {
+    **{f"--{name.replace('_', '-')}": (f"optimizer.{name}",) for name in (
+        "lr", "min_lr", "decoupled_lr", "decoupled_min_lr", "clip_grad",
         "adam_beta1", "adam_beta2", "adam_eps",
     )},
-    **{f"--{name.replace('_', '-')}": f"scheduler.{name}" for name in (
+    **{f"--{name.replace('_', '-')}": (f"scheduler.{name}",) for name in (
         "lr_decay_style", "lr_decay_iters", "lr_decay_samples", "lr_warmup_iters",
         "lr_warmup_samples", "lr_warmup_fraction", "start_weight_decay", "end_weight_decay",
     )},
-    **{f"--{name.replace('_', '-')}": f"checkpoint.{name}" for name in (
+    **{f"--{name.replace('_', '-')}": (f"checkpoint.{name}",) for name in (
         "load", "save", "ckpt_step", "finetune", "non_persistent_ckpt_type",
     )},
-    "--use-checkpoint-opt_param-scheduler": "scheduler.use_checkpoint_opt_param_scheduler=true",
-    "--override-opt_param-scheduler": "scheduler.override_opt_param_scheduler",
-    "--no-load-optim": "checkpoint.load_optim=false",
-    "--seed": "rng.seed",
-    "--global-batch-size": "train.global_batch_size",
-    "--rampup-batch-size": "train.rampup_batch_size",
-    "--rerun-mode": "rerun_state_machine.rerun_mode",
+    "--weight-decay": ("scheduler.start_weight_decay", "scheduler.end_weight_decay"),
+    "--use-checkpoint-opt_param-scheduler": USE,
+    "--override-opt_param-scheduler": ("scheduler.override_opt_param_scheduler=true",),
+    "--no-load-optim": ("checkpoint.load_optim=false",),
+    "--seed": ("rng.seed",),
+    "--dataloader-save": ("dataset.dataloader_save",),
+    "--global-batch-size": ("train.global_batch_size",),
+    "--rampup-batch-size": ("train.rampup_batch_size",),
+    "--rerun-mode": ("rerun_state_machine.rerun_mode",),
 }  # fmt: skip
-"""Option of Megatron-LM → key of the config."""
-OPTION = re.compile(r"(--[a-z][\w-]*\w)(?: ([\d./][\w./+-]*|disabled|cosine|linear|constant|WSD))?")
+"""Option of Megatron-LM → keys of the config, each of which gets its value. The scheduler takes the
+weight decay from its own two alone."""
+STYLES = "disabled|cosine|linear|constant|inverse-square-root|WSD"
+OPTION = re.compile(rf"(--[a-z][\w-]*\w)(?: ([\d./][\w./+-]*|{STYLES}))?")
 SECTIONS = ("optimizer", "scheduler", "checkpoint", "train", "rng")
+FRACTION = " (in place of scheduler.lr_warmup_fraction)"
+ASSERTS = ": the trainer asserts"
 
 
 def arguments(folder: Path) -> dict[str, Any] | None:
@@ -56,12 +71,18 @@ def arguments(folder: Path) -> dict[str, Any] | None:
         return None
     args: dict[str, Any] = {}
     for name in SECTIONS:
-        section = config.get(name)
-        args.update(section if isinstance(section, Mapping) else {})
+        args.update(mapping(config.get(name)))
+    if "step_batch_size_schedule" in args:
+        args["step_batch_size_schedule"] = None  # megatron-core's, which Bridge does not pass on
     args["no_load_optim"] = args.get("load_optim") is False
+    if args.get("pretrained_checkpoint"):
+        args["finetune"] = False  # so the first launch of a tuning saves it: no later one has it
     constant = args.get("weight_decay_incr_style") in (None, "constant")
     if constant and args.get("start_weight_decay") is not None:
         args["weight_decay"] = args["end_weight_decay"]  # the scheduler's, not the optimizer's
+    run = folder.parent.parent if folder.parent.name == OTHER else folder.parent
+    if (run / DATA / folder.name).is_dir():
+        args["dataloader_save"] = DATA
     return args
 
 
@@ -75,23 +96,20 @@ def _config(folder: Path) -> Mapping[str, Any] | None:
 def spelled(text: str) -> str:
     """Megatron-LM's options in a sentence as keys of Bridge's config."""
 
-    def key(match: re.Match[str]) -> str:
-        name, value = KEYS.get(match[1]), match[2]
-        if name is None:
+    def keys(match: re.Match[str]) -> str:
+        names, value = KEYS.get(match[1]), match[2]
+        if names is None:
             return match[0]
-        return f"{name}={value}" if value is not None else name
+        if value is not None:
+            return " ".join(f"{name}={value}" for name in names)
+        return (" " if "=" in names[0] else " and ").join(names)
 
-    return OPTION.sub(key, text)
+    return OPTION.sub(keys, text).replace(FRACTION, " scheduler.lr_warmup_fraction=null")
 
 
 @dataclass
 class BridgeCheckpoint(MegatronCheckpoint):
     """What is Bridge's own in a checkpoint of either layout."""
-
-    @property
-    def asked(self) -> bool:
-        """No: its source was read."""
-        return False
 
     def args(self) -> Mapping[str, Any]:
         """Those of the config that was saved with the step."""
@@ -112,11 +130,22 @@ class BridgeCheckpoint(MegatronCheckpoint):
             return self.at(counters, ("step",)) + self.in_roots(field, wins=False)
         return [] if field in ("clip_grad", "seed") else super().find(field)
 
+    def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
+        """Not as 1-sqrt, which is a WSD: how that ends, the config alone says."""
+        if decay.shape == "1-sqrt":
+            raise SurgeryError(
+                "Megatron-Bridge takes the last decay of a WSD from its config, so no checkpoint "
+                "holds a 1-sqrt",
+                next=command("cooldown", "--shape", "linear"),
+            )
+        return super().cooldown(decay)
+
     def read_state(self) -> State:
         """With the keys of Bridge's config in place of Megatron-LM's options."""
         state = super().read_state()
         notes = [spelled(note) for note in state.notes if "--override-opt_param" not in note[:60]]
         if self.args().get("override_opt_param_scheduler"):
+            notes = [_overriding(note) for note in notes]
             peak = (state.schedule or {}).get("max_lr")
             notes.append(
                 "the config has scheduler.override_opt_param_scheduler=true: warm-up, decay and "
@@ -125,16 +154,26 @@ class BridgeCheckpoint(MegatronCheckpoint):
             )
         if self._args is None:
             notes.append(f"{CONFIG} can't be read: what it must say is not compared")
-        return replace(state, notes=tuple(notes))
+        return replace(state, notes=tuple(notes), data=spelled(state.data))
 
     def dialect(self) -> str:
         """What kind of checkpoint this is, in a few words."""
         return super().dialect().replace("megatron-lm", "megatron-bridge")
 
 
+def _overriding(note: str) -> str:
+    """What must be said at the launch, in a run whose config overrides the checkpoint."""
+    keys, asserts, _ = note.partition(ASSERTS)
+    return f"{keys}: where it differs from the checkpoint, the config wins" if asserts else note
+
+
 @dataclass
 class BridgeDistCheckpoint(BridgeCheckpoint, MegatronDistCheckpoint):
     """Of torch_dist."""
+
+    by_name: ClassVar[str] = (
+        "save the step once with checkpoint.dist_ckpt_optim_fully_reshardable=true"
+    )
 
 
 @dataclass

@@ -14,13 +14,12 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
-from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats.advice import loaded
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.fields.constants import TRACKER
-from ckptsurgeon.formats.fields.shard_files import opened, read_shards
+from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.understood import problem, understood
 from ckptsurgeon.formats.fields.values import Hazard, Rival
 from ckptsurgeon.formats.layout import CleansUp, Format, HasHazards, NamesElsewhere
@@ -34,8 +33,6 @@ from ckptsurgeon.formats.step_folders import files_below, folders_in, listed
 from ckptsurgeon.hints import Hint, command, shell
 from ckptsurgeon.transaction.home import HOME
 
-BRIDGE = f"latest_{bridge.COUNTERS}"
-"""The pointer of Megatron-Bridge, which saves Megatron-core's checkpoints."""
 RANK = re.compile(r"mp_rank_(?P<tp>\d{2,})(?:_(?P<a>\d{3,}))?(?:_(?P<b>\d{3,}))?")
 SHARD = re.compile(r"model_optim_rng\.pt|distrib_optim\.pt|layer_wise_optimizer_\d+\.pt")
 
@@ -48,6 +45,8 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
     fresh_optimizer = "--no-load-optim --load-main-params-from-ckpt"
     tier_pointers: tuple[str, ...] = (TRACKER,)
     """What is written beside checkpoints that are not persistent; the first is what is read."""
+    tier_option = "--non-persistent-ckpt-type global"
+    """With what a launch looks for them."""
 
     def recognizes(self, run: Path) -> bool:
         """True with an `iter_<N>` folder that holds a checkpoint of either format. Not the folder
@@ -55,7 +54,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
         if tiers.belongs(run) and not (run / HOME).is_dir():
             return False
         folders = (folder for step in self.steps(run) for folder in self._folders(run, step))
-        return any(_is_dist(f) or _ranks(f) or (f / METADATA).is_file() for f in folders)
+        return any(is_dist(f) or _ranks(f) or (f / METADATA).is_file() for f in folders)
 
     def named(self, folder: Path) -> int | None:
         """The step that is loaded of a folder of checkpoints that are not persistent."""
@@ -101,9 +100,9 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
     def missing(self, run: Path, step: int) -> list[str]:
         """Names of absent files: by the parallel sizes in the args, or by .metadata."""
         folder = self.directory(run, step)
-        if _is_flat(folder):
+        if is_flat(folder):
             return absent(folder)
-        if _is_dist(folder):
+        if is_dist(folder):
             there = {CONFIG, METADATA} - {item.name for item in folder.iterdir()}
             return sorted(there) or absent(folder)
         return self._expected(folder)
@@ -146,7 +145,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
     def strays(self, run: Path, step: int) -> list[str]:
         """A sentence for each rank's folder that the saved parallel sizes do not have."""
         folder = self.directory(run, step)
-        ranks = [] if _is_dist(folder) else _ranks(folder)
+        ranks = [] if is_dist(folder) else _ranks(folder)
         widths = {item.name.count("_") for item in ranks}
         return [f"{folder.name}: ranks of different layouts lie side by side"] * (len(widths) > 1)
 
@@ -164,7 +163,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
         if tiers.only_there(run, step) and not _looked_for(run / OTHER, step):
             raise SurgeryError(
                 f"step {step} is in {OTHER}/ alone, where a launch looks with "
-                "--non-persistent-ckpt-type global only",
+                f"{self.tier_option} only",
                 next=shell(
                     ["mv", self.directory(run, step), f"{run}/"], why="then the same command again"
                 ),
@@ -215,9 +214,9 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> MegatronCheckpoint:
         """Read the trees of all ranks; of the other formats, values when they are asked for."""
         folder = self.directory(run, step)
-        if _is_dist(folder):
+        if is_dist(folder):
             return opened_dist(folder, step, without)
-        if _is_flat(folder):
+        if is_flat(folder):
             return opened_flat(folder, step, without)
         if (folder / METADATA).exists() and not _ranks(folder):
             raise SurgeryError(
@@ -228,113 +227,6 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
         shards = [path for path in self.files(run, step) if SHARD.fullmatch(path.name)]
         files = [path for path in shards if path not in without]
         return MegatronCheckpoint(folder, step, *read_shards(files))
-
-
-class MegatronBridge(Megatron):
-    """The same folders, each with `train_state.pt` and `run_config.yaml`, and
-    `<root>/latest_train_state.pt`, which names the step by the counter in it."""
-
-    name = "megatron-bridge"
-    options: Mapping[str, str] = {
-        key: bridge.spelled(option) for key, option in options.OPTIONS.items()
-    }
-    fresh_optimizer = "checkpoint.load_optim=false"
-    tier_pointers = (BRIDGE, TRACKER)
-
-    def recognizes(self, run: Path) -> bool:
-        """True with that pointer, or the counters in a step's folder."""
-        folders = (folder for step in self.steps(run) for folder in self._folders(run, step))
-        counted = any((folder / bridge.COUNTERS).is_file() for folder in folders)
-        return ((run / BRIDGE).is_file() or counted) and super().recognizes(run)
-
-    def named(self, folder: Path) -> int | None:
-        """By the counters alone: its tracker is written there, and not read."""
-        return _counted(folder / BRIDGE)
-
-    def missing(self, run: Path, step: int) -> list[str]:
-        """And the counters, which a pointer to the step is a copy of."""
-        names = super().missing(run, step)
-        there = (self.directory(run, step) / bridge.COUNTERS).is_file()
-        return names if there else [*names, bridge.COUNTERS]
-
-    def pointer_files(self, run: Path) -> list[Path]:
-        """The counters of the latest step, and Megatron-LM's tracker, which is kept up."""
-        tracker = [run / TRACKER] if (run / TRACKER).exists() else []
-        return [run / BRIDGE, *tracker]
-
-    def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
-        """A copy of the step's counters, and the tracker; see `Megatron.pointers`."""
-        counters = self.directory(run, step) / bridge.COUNTERS
-        folders = tiers.pointed_in(run, step)
-        texts: dict[Path, str | Path] = {folder / BRIDGE: counters for folder in folders}
-        trackers = (folder / TRACKER for folder in folders)
-        return texts | {path: str(step) for path in trackers if path.exists()}
-
-    def stale_pointers(self, run: Path, step: int) -> list[str]:
-        """None. Raises SurgeryError where the step's counters name another iteration: a copy of
-        them would point there; and as of Megatron-LM."""
-        counters = self.directory(run, step) / bridge.COUNTERS
-        if _counted(counters) != step:
-            raise SurgeryError(
-                f"{counters.parent.name}/{counters.name} counts iteration {_counted(counters)}, so "
-                f"{BRIDGE} as a copy of it would name that step",
-                next=f"relaunch the trainer with checkpoint.ckpt_step={step}",
-            )
-        return super().stale_pointers(run, step)
-
-    def pointed(self, pointer: Path) -> int | None:
-        """The iteration in the counters; see `Megatron.pointed`."""
-        if pointer.name == TRACKER:
-            return super().pointed(pointer)
-        named, other = _counted(pointer), self._not_persistent(pointer.parent)
-        return other if named is not None and other is not None and other >= named else named
-
-    def advise(self, key: str, value: object) -> str:
-        """By the key of its config."""
-        if key == "optimizer":
-            return super().advise(key, value)
-        if key == "rampup":
-            value = f"[{','.join(str(value).split())}]"
-        return f"relaunch the trainer with {self.options[key]}={value}"
-
-    def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
-        """The same list as Megatron-LM's, by the key of its config."""
-        each = ",".join(str(i) for first, last in ranges for i in range(first, last + 1))
-        return f"relaunch the trainer with train.iterations_to_skip=[{each}]"
-
-    def hazards(self, run: Path) -> list[Hazard]:
-        """As of Megatron-LM, by its own pointer."""
-        return self.outdone(run, self.pointed(run / BRIDGE))
-
-    def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
-        """The keys of its config with their values."""
-        words = super().launch_flags(run, checkpoint)
-        load = [] if words[0] == USE else [f"checkpoint.load={run}"]
-        words = words[words.index(USE) + 1 :]
-        pairs = [
-            f"{bridge.KEYS[key]}={value}"
-            for key, value in zip(words[::2], words[1::2], strict=True)
-        ]
-        return [*load, bridge.KEYS[USE], *pairs]
-
-    def open(self, run: Path, step: int, without: Collection[Path] = ()) -> MegatronCheckpoint:
-        """With the counters and the config beside what Megatron-core saved."""
-        folder = self.directory(run, step)
-        flat = _is_flat(folder)
-        if not flat and not _is_dist(folder):
-            return super().open(run, step, without)
-        return bridge.opened(folder, step, flat, without)
-
-
-def _counted(path: Path) -> int | None:
-    """The iteration in a `train_state.pt`; None without one that can be read."""
-    try:
-        archive = opened([path])[path]
-        held = archive.tree()["step"]
-        step = archive.value(held) if isinstance(held, Tensor) else held
-    except (SurgeryError, OSError, KeyError, TypeError):
-        return None
-    return step if isinstance(step, int) else None
 
 
 def _looked_for(folder: Path, step: int) -> bool:
@@ -360,9 +252,9 @@ def _saved_args(folder: Path) -> Mapping[str, Any] | None:
     try:
         if (folder / bridge.CONFIG).is_file():
             return bridge.arguments(folder)
-        if _is_dist(folder):
+        if is_dist(folder):
             return opened_dist(folder, 0).args()
-        if _is_flat(folder):
+        if is_flat(folder):
             return opened_flat(folder, 0).args()
         files = [rank / "model_optim_rng.pt" for rank in _ranks(folder)[:1]]
         return MegatronCheckpoint(folder, 0, *read_shards(files)).args() if files else None
@@ -370,15 +262,16 @@ def _saved_args(folder: Path) -> Mapping[str, Any] | None:
         return None
 
 
-def _is_dist(folder: Path) -> bool:
+def is_dist(folder: Path) -> bool:
+    """Whether it is of torch_dist."""
     return (folder / CONFIG).is_file() or (folder / COMMON).is_file()
 
 
-def _is_flat(folder: Path) -> bool:
+def is_flat(folder: Path) -> bool:
     """Whether the values of torch_dcp or fsdp_dtensor are there: an unfinished torch_dist has
     `.metadata` alone, too, but keeps its args inside another value."""
     path = folder / METADATA
-    if _is_dist(folder) or _ranks(folder) or not path.is_file():
+    if is_dist(folder) or _ranks(folder) or not path.is_file():
         return False
     status = path.stat()
     return _keeps_args(folder, (status.st_ino, status.st_size, status.st_mtime_ns))

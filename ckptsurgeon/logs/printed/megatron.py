@@ -1,9 +1,10 @@
-"""The iteration line of Megatron-LM and Megatron-DeepSpeed.
+"""The iteration line of Megatron-LM, Megatron-Bridge and Megatron-DeepSpeed.
 
 Source: `training_log` in `megatron/training/training.py` of NVIDIA/Megatron-LM at d98e8a64
-(`.6E`), and in `megatron/training.py` of bigscience-workshop/Megatron-DeepSpeed at 8387ae17 and of
-Megatron-LM before it (`.3E`). Both call it after the update and after the scheduler's step: the
-line of iteration N has the counters after N, and the rate and the loss scale of N + 1.
+(`.6E`), in `training/utils/train_utils.py` of megatron-bridge 0.6.2 (`.6E`), and in
+`megatron/training.py` of bigscience-workshop/Megatron-DeepSpeed at 8387ae17 and of Megatron-LM
+before it (`.3E`). All call it after the update and after the scheduler's step: the line of
+iteration N has the counters after N, and the rate and the loss scale of N + 1.
 """
 
 from __future__ import annotations
