@@ -161,15 +161,29 @@ def test_nanotron_says_the_next_rate_in_three_digits() -> None:
     assert not said.next_lr.agrees(9.984e-5)
 
 
-@pytest.mark.parametrize("tag", ["train_inner", "train"])
-def test_metaseq_says_the_next_rate(tag: str) -> None:
+def test_metaseq_says_the_next_rate() -> None:
     stats = {"epoch": 1, "lr": "5.99e-05", "num_updates": "24001", "loss_scale": "4", "loss": "2.6"}
-    line = f"2022-01-01 00:00:00 | INFO | {tag} | {json.dumps(stats)}"
+    line = f"2022-01-01 00:00:00 | INFO | train_inner | {json.dumps(stats)}"
     assert told(metaseq.read(line)) == {
         "step": 24001, "next_lr": "5.99e-05", "loss": "2.6", "loss_scale": "4",
     }  # fmt: skip
-    assert metaseq.read(line.replace(f"| {tag} |", "| valid/combined |")) is None
-    assert metaseq.read(f"x | INFO | {tag} | {{}}") is None
+    assert metaseq.read(line.replace("| train_inner |", "| valid/combined |")) is None
+    assert metaseq.read("x | INFO | train_inner | {}") is None
+    epoch = json.dumps({f"train_{key}": value for key, value in stats.items()})
+    assert metaseq.read(f"x | INFO | train | {epoch}") is None  # the update was said before
+
+
+def test_fairseq_says_the_same_without_json() -> None:
+    line = (
+        "2022-01-01 00:00:00 | INFO | train_inner | epoch 001:      3 / 8 loss=2.6, ppl=6.06, "
+        "wps=0, num_updates=24001, lr=5.99e-05, gnorm=0.5, clip=0, loss_scale=4, wall=1"
+    )
+    assert told(metaseq.read(line)) == {
+        "step": 24001, "next_lr": "5.99e-05", "loss": "2.6", "grad_norm": "0.5", "loss_scale": "4",
+    }  # fmt: skip
+    assert metaseq.read(line.replace("train_inner", "valid")) is None
+    epoch = "x | INFO | train | epoch 001 | loss 2.7 | num_updates 24001 | lr 5.99e-05 | wall 2"
+    assert metaseq.read(epoch) is None
 
 
 def test_lightning_logs_a_rate_before_its_update() -> None:
@@ -223,13 +237,14 @@ def test_no_line_of_one_trainer_is_taken_for_another() -> None:
         "INFO\t[step=5/100,epoch=1]",
         "iteration: 7 / 100 | consumed_tokens: 1.79K | lr: 9.99e-05 | eta: 0:00:10",
         '| INFO | train_inner | {"num_updates": "3", "lr": "1e-05"}',
+        "| INFO | train_inner | epoch 001:      3 / 8 loss=2.6, num_updates=3, lr=1e-05",
         "[batch=5/100]:",
         "step:7 - actor/lr:1e-06",
     )
     readers = (
-        megatron, deepspeed, transformers, torchtitan, olmo_core, nanotron, metaseq, composer,
-        verl,
+        megatron, deepspeed, transformers, torchtitan, olmo_core, nanotron, metaseq, metaseq,
+        composer, verl,
     )  # fmt: skip
     for i, line in enumerate(lines):
         heard = [reader for reader in readers if reader.read(line) is not None]
-        assert heard == [readers[i]], line
+        assert {*heard} == {readers[i]}, line

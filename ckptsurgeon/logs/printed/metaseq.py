@@ -1,8 +1,11 @@
-"""metaseq's and fairseq's statistics of an update: JSON after `| train_inner |`.
+"""metaseq's and fairseq's statistics of an update, after `| train_inner |`: JSON, or `key=value`
+(`simple`, which fairseq prints to a file unless `--log-format` says otherwise).
 
 Source: `json_progress_bar.py`, `format_stat` (`{:g}`: six significant digits), `train_step` and
-`lr_step_update` in `metaseq/trainer.py` of facebookresearch/metaseq at f7ffa5fd. `lr` is computed
-from the number of updates just made: it is the rate of the next one.
+`lr_step_update` in `metaseq/trainer.py` of facebookresearch/metaseq at f7ffa5fd, which are
+fairseq's (`logging/progress_bar.py`, 0.12.2). `lr` is computed from the number of updates just
+made: it is the rate of the next one. The means of an epoch, after `| train |`, are not read: they
+repeat the number of the last update.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import re
 
 from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number, quoted, significant
 
-LINE = re.compile(r"\| train(?:_inner)? \| (?P<json>\{.*\})\s*$")
+LINE = re.compile(r"\| train_inner \| (?:(?P<json>\{.*\})|.*?:\s+\d+ / \d+ (?P<simple>.*?))\s*$")
+PAIR = re.compile(r"(\w+)=([^\s,]+)")
 NAME = "metaseq"
 POINTS = {"lr": "next_lr", "loss_scale": "loss_scale"}
 
@@ -23,7 +27,7 @@ def read(line: str) -> LoggedUpdate | None:
     if match is None:
         return None
     try:
-        stats = json.loads(match["json"])
+        stats = json.loads(match["json"]) if match["json"] else dict(PAIR.findall(match["simple"]))
         step = int(stats["num_updates"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
