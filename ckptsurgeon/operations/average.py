@@ -160,10 +160,11 @@ class Average(Section):
         label = f"mean of steps {', '.join(map(str, steps))}"
         changes: list[Change] = []
         for parameter, kinds in own.items():
-            for part in kinds.get("weights", ()):
-                masters = [parts[parameter].get("master", [part]) for parts in all_parts]
-                if "master" not in kinds:
-                    masters = [parts[parameter]["weights"] for parts in all_parts]
+            for i, part in enumerate(kinds.get("weights", ())):
+                masters = [
+                    each["master"] if "master" in kinds else [each["weights"][i]]
+                    for each in (parts[parameter] for parts in all_parts)
+                ]
                 changes.append(new_weights(run, part, masters, opened, "mean", shares, label))
             averaged = ("master", *(MOMENTS if self.moments == "average" else ()))
             for kind in averaged:

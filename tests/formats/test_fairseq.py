@@ -17,7 +17,7 @@ from ckptsurgeon.plans.edits import Relink, Replace
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import fork
-from tests.support.fairseq_files import NAMES, make_run, rate, resumed
+from tests.support.fairseq_files import NAMES, PEAK, make_run, rate, resumed
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -92,6 +92,7 @@ def test_every_layout_is_read_and_verified(tmp_path: Path, layout: dict[str, Any
     assert (state.promise.betas, state.promise.adam_step) == ((0.9, 0.95), 30)
     assert state.promise.loss_scale == 8.0
     assert "flags" in state.scheduler
+    assert not state.promise.asked  # fairseq was, and no metaseq
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -206,10 +207,37 @@ def test_a_copy_that_was_cut_off_is_repaired(run: Path) -> None:
     take_back(run, before)
 
 
+def test_what_was_best_on_a_branch_leaves_with_it(run: Path) -> None:
+    """fairseq ranks a new step by the scores in these names, and loads none of them by itself."""
+    best = {30: ("_best", ".best_loss_4.1250"), 10: (".best_loss_4.5131",)}
+    for step, stems in best.items():
+        for stem in stems:
+            for suffix in NAMES:
+                source = run / f"checkpoint_{step}{suffix}.pt"
+                shutil.copyfile(source, run / f"checkpoint{stem}{suffix}.pt")
+    before = snapshot(run)
+    assert Run.open(run).steps() == [10, 20, 30]
+    operate(run, {"rollback": {"to": 20}, "set": {"eps": 1e-6}})
+    stems = ("_10", "_20", "_last", ".best_loss_4.5131")
+    assert names(run) == {f"checkpoint{stem}{suffix}.pt" for stem in stems for suffix in NAMES}
+    take_back(run, before)
+    for suffix in NAMES:  # a run that keeps no others: --no-epoch-checkpoints
+        for step in (10, 20, 30):
+            (run / f"checkpoint_{step}{suffix}.pt").unlink()
+    before = snapshot(run)
+    assert Run.open(run).steps() == [10, 30]
+    operate(run, {"rollback": {"to": 10}, "set": {"eps": 1e-6}})
+    assert held(run / f"checkpoint_last{NAMES[3]}.pt", "eps") == 1e-6
+    take_back(run, before)
+
+
 def test_a_schedule_is_refused_with_the_flags_that_make_it(run: Path) -> None:
     told = refused(run, {"set": {"lr": 9e-5, "warmup": 200, "decay": 1000}})
-    assert "--lr 9e-05 --warmup-updates 200 --total-num-updates 1000" in told
+    assert "--lr 9e-05 --warmup-updates 200 --total-num-update 1000" in told
     assert "--restore-file" in told
+    assert f"--lr {PEAK / 2} " in refused(run, {"set": {"lr": "0.5x"}})
+    told = refused(run, {"set": {"decay_style": "cosine", "decay": 1000, "min_lr": 1e-6}})
+    assert "--lr-scheduler cosine --min-lr 1e-06 --lr-period-updates 990" in told
     _, document = resumed(run / f"checkpoint_last{NAMES[0]}.pt", peak=9e-5)
     assert document["optimizer_history"][-1]["lr_scheduler_state"] == {"best": None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from ckptsurgeon import Run, look, surgery
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data
 from tests.support.fairseq_files import NAMES, PIECES, make_run, resumed, size_of
 from tests.support.snapshot import snapshot
@@ -184,6 +185,10 @@ def in_two_groups(document: dict[str, Any]) -> None:
     state["param_groups"] = [{**group, "params": [i]} for i in group["params"]]
 
 
+def of_fairseq(document: dict[str, Any]) -> None:
+    document["fsdp_metadata"] = document.pop("shard_metadata")
+
+
 def longer(document: dict[str, Any]) -> None:
     document["shard_metadata"]["param_metadata"][1]["params"]["flat_param_0"]["padding"] += 1
 
@@ -200,7 +205,55 @@ def test_what_the_metadata_does_not_say_is_refused(run: Path, change: Any) -> No
             surgery.plan(Run.open(run), from_data(recipe))
 
 
+def test_fairseq_calls_its_metadata_otherwise(run: Path) -> None:
+    edited(run, of_fairseq)
+    for suffix in NAMES:
+        shutil.copyfile(run / f"checkpoint_30{suffix}.pt", run / f"checkpoint_last{suffix}.pt")
+    old = held(run, "checkpoint_30")
+    found = operated(run, {"reset": ["moments"], "moments": {"params": "q_proj.weight"}})
+    for part in (0, 1):
+        was, now = consolidated(old, part), consolidated(found, part)
+        for name in was:
+            reset = not torch.equal(now[name]["exp_avg"], was[name]["exp_avg"])
+            assert reset == (name == Q_PROJ)
+
+
 def test_metadata_of_another_size_is_refused(run: Path) -> None:
     edited(run, longer)
-    with pytest.raises(SurgeryError, match="shard_metadata says otherwise"):
+    with pytest.raises(SurgeryError, match="its metadata says otherwise"):
         surgery.plan(Run.open(run), from_data({"scale": {"params": "decoder", "by": 2.0}}))
+
+
+SHARED = ("decoder.embed_tokens.weight", "decoder.output_projection.weight")
+UNSET = "decoder.embed_positions._float_tensor"
+
+
+def with_modules_of_fairseq(document: dict[str, Any]) -> None:
+    """Embeddings that two modules share, saved for each, and a buffer whose number nobody set."""
+    document["cfg"]["model"] = {"share_decoder_input_output_embed": True}
+    embeddings = torch.arange(6.0) * document["optimizer_history"][-1]["num_updates"]
+    document["model"] |= {name: embeddings.clone() for name in SHARED}
+    document["model"][UNSET] = torch.tensor([float("nan")])
+
+
+def test_what_modules_share_is_edited_in_each_copy(tmp_path: Path) -> None:
+    """And no number that nobody set keeps a step from being sound, or from an average."""
+    root = make_run(tmp_path / "run", suffixes=[""])
+    edited(root, with_modules_of_fairseq)
+    shutil.copyfile(root / "checkpoint_30.pt", root / "checkpoint_last.pt")
+    assert look.verify(Run.open(root), level=4).findings == ()
+    before = snapshot(root)
+    for recipe, factor in (
+        ({"scale": {"params": "embed_tokens", "by": 0.5}}, 15),
+        ({"average": {"steps": [10, 30]}}, 20),
+    ):
+        surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data(recipe)))
+        for name in ("30", "last"):
+            model = torch.load(root / f"checkpoint_{name}.pt")["model"]
+            for shared in SHARED:
+                assert torch.equal(model[shared], torch.arange(6.0) * factor)
+            assert model[UNSET].isnan().all()
+        take_back(root, before)
+    with pytest.raises(UsageError, match="no parameter matches"):
+        plan = {"scale": {"params": "output_projection", "by": 0.5}}
+        surgery.plan(Run.open(root), from_data(plan))

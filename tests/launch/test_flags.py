@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from ckptsurgeon import Run, plan, surgery
@@ -14,6 +15,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.launch.flags import launch_flags
 from ckptsurgeon.recipe.file import from_data
 from tests.formats.matrix import make
+from tests.support import fairseq_files
 
 quiet = pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
 
@@ -45,13 +47,17 @@ def test_megatron_is_told_the_edited_values(tmp_path: Path, name: str, use: str)
     assert int(pairs["--lr-decay-samples"]) > int(pairs["--lr-warmup-samples"])
 
 
-def test_metaseq_is_told_the_file(tmp_path: Path) -> None:
-    run = Run.open(make("metaseq, fairseq", tmp_path / "run"))
+@pytest.mark.parametrize("folders", [False, True])
+def test_metaseq_is_told_a_file_that_each_rank_finds(tmp_path: Path, folders: bool) -> None:
+    """It puts the suffix of a rank before `.pt` (`load_checkpoint`, checkpoint_utils.py), and what
+    it does not find it passes over."""
+    run = Run.open(fairseq_files.make_run(tmp_path / "run", folders=folders))
     surgery.apply(run, plan(run, from_data({"rollback": {"to": 20}})))
-    flags = launch_flags(run)
-    assert flags[0] == "--restore-file"
-    assert Path(flags[1]).name.startswith("checkpoint_20")
-    assert Path(flags[1]).exists()
+    option, file = launch_flags(run)
+    assert option == "--restore-file"
+    for suffix in fairseq_files.NAMES:
+        document = torch.load(file.replace(".pt", f"{suffix}.pt"), weights_only=False)
+        assert document["optimizer_history"][-1]["num_updates"] == 20
 
 
 @quiet

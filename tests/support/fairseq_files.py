@@ -1,5 +1,5 @@
-"""Checkpoints as `metaseq/trainer.py` (`Trainer.state_dict`) describes them: neither it nor fairseq
-installs beside a present torch. A real Adam of torch makes the optimizer states."""
+"""Checkpoints as `metaseq/trainer.py` (`Trainer.state_dict`) describes them: it does not install
+beside a present torch. A real Adam of torch makes the optimizer states."""
 
 from __future__ import annotations
 

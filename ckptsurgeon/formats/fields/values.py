@@ -24,6 +24,8 @@ NUMBER = "parameter "
 """What a parameter is called that has no name, before its number."""
 COUNTING = ("int64", "int32", "int16", "bool")
 """Dtypes of what counts or masks beside the weights: no gradient reaches it, and it stays."""
+UNSET = "_float_tensor"
+"""A buffer of fairseq's and metaseq's modules, for its dtype and device: nobody set its number."""
 
 
 class Place(NamedTuple):

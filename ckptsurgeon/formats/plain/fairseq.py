@@ -1,7 +1,8 @@
 """metaseq (OPT) and fairseq runs: flat `checkpoint_<updates><suffix>.pt` files, or one folder each.
 
-Names: `metaseq/checkpoint_utils.py`. `checkpoint_last*` are copies and what a restart loads; the
-number of files whose names begin alike decides whether a restart takes them for complete.
+Names: `checkpoint_utils.py` of either. `checkpoint_last*` are copies and what a restart loads;
+fairseq's with `best` in their names are copies that it does not load by itself. The number of files
+whose names begin alike decides whether a restart of metaseq takes them for complete.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheck
 from ckptsurgeon.hints import Hint, command
 
 SUFFIX = r"(?P<suffix>(?:-model_part-(?P<mp>\d+))?(?:-shard(?P<dp>\d+))?)\.pt"
-FLAT = re.compile(rf"(?P<stem>checkpoint(?:_last|_(?:\d+_)?(?P<updates>\d{{1,18}})|\d+)){SUFFIX}")
+BEST = r"_best|\.best_.+_-?\d+\.\d+"
+FLAT = re.compile(
+    rf"(?P<stem>checkpoint(?:_last|(?P<best>{BEST})|_(?:\d+_)?(?P<updates>\d{{1,18}})|\d+)){SUFFIX}"
+)
 INNER = re.compile(rf"checkpoint{SUFFIX}")
 FOLDER = re.compile(r"checkpoint_(\d{1,18})")
 LAST = "checkpoint_last"
@@ -39,7 +43,7 @@ class Fairseq(Format):
         "clip_grad": "--clip-norm",
         "seed": "--seed",
     }
-    fresh_optimizer = "--reset-optimizer"
+    fresh_optimizer = "--reset-optimizer: it counts its updates from 0 then"
 
     def recognizes(self, run: Path) -> bool:
         """True with a file of such a name that has an optimizer_history."""
@@ -56,21 +60,21 @@ class Fairseq(Format):
         return _sorted(folder, INNER) if folder.is_dir() else []
 
     def _shards(self, run: Path, step: int) -> list[Path]:
-        """The files of `step` by their own name: those of `checkpoint_last` if there are none."""
+        """The files of `step` by their own name, else of a best one, else `checkpoint_last`."""
         if inside := self._inside(run, step):
             return inside
-        stems = sorted(_flat(run).get(step, []), key=lambda stem: (stem == LAST, stem))
-        return _stems(run)[stems[0]] if stems else []
+        stem = min(_flat(run).get(step, []), key=_rank, default=None)
+        return [] if stem is None else _stems(run)[stem]
 
     def directory(self, run: Path, step: int) -> Path:
         """`checkpoint_<updates>` if it is a folder, else the run."""
         return run / f"checkpoint_{step}" if self._inside(run, step) else run
 
     def entries(self, run: Path, step: int) -> list[Path]:
-        """The folder, or the files but for `checkpoint_last*`."""
+        """The folder, or the files but for `checkpoint_last*`, the shards first."""
         if self._inside(run, step):
             return [run / f"checkpoint_{step}"]
-        stems = (stem for stem in _flat(run).get(step, []) if stem != LAST)
+        stems = (stem for stem in sorted(_flat(run).get(step, []), key=_rank) if stem != LAST)
         return [path for stem in stems for path in _stems(run)[stem]]
 
     def files(self, run: Path, step: int) -> list[Path]:
@@ -139,7 +143,7 @@ class Fairseq(Format):
             raise SurgeryError(
                 f"checkpoint_last has {len(last)} files and step {step} {len(shards)}: it was "
                 "saved by another number of ranks",
-                next=f"relaunch the trainer with --restore-file checkpoint_{step}.pt",
+                next=f"relaunch the trainer with --restore-file {self._restored(run, step)}",
             )
         return copies
 
@@ -148,6 +152,12 @@ class Fairseq(Format):
         links = [path for path in self.pointer_files(run) if leads_out(run, path)]
         copies = self.pointers(run, step) if links else {}
         return [outside(step, path, Path(copies[path])) for path in links]
+
+    def _restored(self, run: Path, step: int) -> Path:
+        """What the trainer is given to load `step`: it puts the suffix of each rank into it."""
+        first = self._shards(run, step)[0]
+        match = FLAT.fullmatch(first.name)
+        return first.with_name(f"{match['stem'] if match else 'checkpoint'}.pt")
 
     def pointed(self, pointer: Path) -> int | None:
         """The updates after which the copy was saved."""
@@ -163,26 +173,28 @@ class Fairseq(Format):
         return super().advise(key, value)
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
-        """metaseq's flag takes ranges joined by commas."""
+        """metaseq's flag takes ranges joined by commas; fairseq (0.12.2) has none."""
         joined = ",".join(f"{first}-{last}" for first, last in ranges)
-        return f"relaunch the trainer with --skip-batches {joined}"
+        return f"relaunch metaseq with --skip-batches {joined}; fairseq passes over no data"
 
     def advise_rewarm(
         self, state: State, kind: str, until: str, iterations: int
     ) -> tuple[Hint, ...]:
         """metaseq's own: a rate of 0 up to a number of updates, and a rise over some more. Its
-        decay begins anew after them (`polynomial_decay_schedule.py`, b8924c0)."""
+        decay begins anew after them (`polynomial_decay_schedule.py`, b8924c0). fairseq's warm-up
+        begins with the run."""
         zero = state.step if kind == "ramp" else max(state.step + iterations - 1, 0)
         rise = iterations if kind == "ramp" else 0
         return (
             command("reset", "moments", why="without re-warm"),
-            f"relaunch the trainer with --zero-lr-warmup-steps {zero} --warmup-updates {rise}",
-            "and --lr with the rate after that: it decays from there to --total-num-updates",
+            f"relaunch metaseq with --zero-lr-warmup-steps {zero} --warmup-updates {rise}",
+            "and --lr with the rate after that: it decays from there to --total-num-update",
+            "relaunch fairseq with a small --lr until the moments have filled, then with the old",
         )
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """The file alone: its state has no value that a flag could repeat."""
-        return loaded("--restore-file", self.entries(run, checkpoint.step)[0])
+        return loaded("--restore-file", self._restored(run, checkpoint.step))
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> FairseqCheckpoint:
         """Read the tree of every shard, and of every copy in `checkpoint_last`."""
@@ -205,6 +217,12 @@ class Fairseq(Format):
             ),
             repeated={p: last[p] for p in trees if p in last and p not in shards},
         )
+
+
+def _rank(stem: str) -> tuple[bool, bool, str]:
+    """Which of several equal files of a step are its shards: the first by this."""
+    match = FLAT.fullmatch(f"{stem}.pt")
+    return stem == LAST, bool(match and match["best"]), stem
 
 
 def _world(shards: list[Path]) -> tuple[int, int]:

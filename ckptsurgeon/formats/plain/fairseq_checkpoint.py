@@ -1,6 +1,7 @@
 """One saved step of a metaseq or fairseq run: what its files keep, and what only its flags say.
 
-Source: `metaseq/trainer.py` (`state_dict`, `load_checkpoint`), `metaseq/optim/fp16_optimizer.py`.
+Source: `trainer.py` (`state_dict`, `load_checkpoint`) and `optim/` of metaseq f7ffa5f, and of
+fairseq 0.12.2, which resumes in tests.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import CountsMore
 from ckptsurgeon.formats.fields.understood import understood
-from ckptsurgeon.formats.fields.values import NUMBER, Decay, Part, Place, Setting
+from ckptsurgeon.formats.fields.values import NUMBER, UNSET, Decay, Part, Place, Setting
 from ckptsurgeon.formats.plain import flat_parameters
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.plain.flat_parameters import Flat
@@ -23,10 +24,17 @@ from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.plans.promise import Caveat
 
 OPTIMIZER = "last_optimizer_state"
+EMBEDDING, HEAD = "decoder.embed_tokens.weight", "decoder.output_projection.weight"
+SHARE = "share_decoder_input_output_embed"
+POLYNOMIAL = "polynomial_decay"
 FLAGS = {
-    "lr": "--lr", "warmup": "--warmup-updates", "decay": "--total-num-updates",
+    "lr": "--lr", "warmup": "--warmup-updates", "decay": "--total-num-update",
     "min_lr": "--end-learning-rate", "decay_style": "--lr-scheduler",
 }  # fmt: skip
+"""Those of polynomial_decay; every schedule has the first, and most the second."""
+OF_COSINE = {**FLAGS, "decay": "--lr-period-updates", "min_lr": "--min-lr"}
+STYLES = {"linear": POLYNOMIAL, "constant": "fixed"}
+"""Of recipes → of these trainers, where they differ."""
 
 
 @dataclass
@@ -41,14 +49,19 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
     def keeps_lr(self) -> bool:
         """Whether a load leaves the lr of the groups: with fairseq's reduce_lr_on_plateau, once
         its warm-up is over."""
-        name = self.argument("lr_scheduler", "_name") or self.argument("", "lr_scheduler")
         warmup = self.argument("lr_scheduler", "warmup_updates")
-        return name == "reduce_lr_on_plateau" and (not warmup or self.iteration() > warmup)
+        plateau = self._scheduler() == "reduce_lr_on_plateau"
+        return plateau and (not warmup or self.iteration() > warmup)
+
+    def _scheduler(self) -> Any:
+        """The name of the schedule that the saved run was started with."""
+        return self.argument("lr_scheduler", "_name") or self.argument("", "lr_scheduler")
 
     @property
     def asked(self) -> bool:
-        """No: its source was read."""
-        return False
+        """fairseq was, with one file: its configs alone have `bmuf`. Of the others the source was
+        read."""
+        return self.argument("bmuf", "block_lr") is not None and self.ranks == (1, 1)
 
     def iteration(self) -> int:
         """`num_updates` of the last entry of optimizer_history."""
@@ -72,6 +85,20 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
         return next((value for value in values if value is not None), None)
 
     # --- elements --------------------------------------------------------------------------------
+
+    def weight_parts(self) -> Iterator[Part]:
+        """Without buffers that hold no number, and what modules share under one name: a load gives
+        the model the last of its copies, so all must be edited alike."""
+        shared = self._shared()
+        for part in super().weight_parts():
+            if not part.parameter.endswith(UNSET):
+                yield part._replace(parameter=shared.get(part.parameter, part.parameter))
+
+    def _shared(self) -> Mapping[str, str]:
+        """Names in a model → the one that its parameter has, by the flags that share embeddings."""
+        if self.argument("model", "share_all_embeddings"):
+            return dict.fromkeys((EMBEDDING, HEAD), f"en{EMBEDDING[2:]}")
+        return {HEAD: EMBEDDING} if self.argument("model", SHARE) else {}
 
     def parts(self) -> list[Part]:
         """Those inside flat parameters by their names, where the files say these."""
@@ -137,7 +164,7 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
         """Refused where the schedule is a function of the flags and of num_updates alone."""
         if self.keeps_lr() and set(values) == {"lr"}:
             return [Setting("lr", place, values["lr"]) for place in self.locate("lr")], []
-        flags = " ".join(f"{FLAGS[key]} {value}" for key, value in values.items())
+        flags = " ".join(self._flags(values))
         raise SurgeryError(
             "this trainer computes its learning rate from its flags at every load; what the "
             f"checkpoint keeps of {', '.join(values)} is never read",
@@ -147,6 +174,22 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
                 "--reset-lr-scheduler",
             ),
         )
+
+    def _flags(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """Those that make the schedule have `values`: of another one, where its own has no end."""
+        style = values.get("decay_style")
+        name = self._scheduler() if style is None else STYLES.get(style, style)
+        if {"decay", "min_lr"} & values.keys() and name not in (POLYNOMIAL, "cosine"):
+            name = POLYNOMIAL
+        if name != self._scheduler():
+            yield f"{FLAGS['decay_style']} {name}"
+        known = OF_COSINE if name == "cosine" else FLAGS
+        for key, value in values.items():
+            if key == "decay" and name == "cosine":  # a period begins after the warm-up
+                warmup = values.get("warmup", self.argument("lr_scheduler", "warmup_updates"))
+                value -= warmup or 0
+            if key != "decay_style":
+                yield f"{known[key]} {value}"
 
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
         """Refused with the flags that do it: polynomial_decay goes down from the update at which
@@ -160,21 +203,26 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
         raise SurgeryError(
             "this trainer computes its learning rate from its flags at every load",
             next=(
-                f"relaunch the trainer with --lr-scheduler polynomial_decay --power 1 --lr "
+                f"relaunch the trainer with --lr-scheduler {POLYNOMIAL} --power 1 --lr "
                 f"{max(rates)!r} --warmup-updates {now} {FLAGS['decay']} {now + decay.steps} "
                 f"{FLAGS['min_lr']} {decay.to!r}"
             ),
         )
 
     def in_words(self) -> tuple[str, float | None]:
-        """The flags that the run was started with."""
-        name = self.argument("lr_scheduler", "_name") or self.argument("", "lr_scheduler")
+        """The flags that the run was started with; the peak is an --lr for all epochs."""
+        name = self._scheduler()
         warmup = self.argument("lr_scheduler", "warmup_updates")
         total = self.argument("lr_scheduler", "total_num_update")
         words = [str(name)] if isinstance(name, str) else []
         words += [] if warmup is None else [f"warmup {warmup} updates"]
         words += [] if total is None else [f"to update {total:g}"]
-        return f"{', '.join(words) or 'a schedule'}: by the flags of each start", None
+        return f"{', '.join(words) or 'a schedule'}: by the flags of each start", self._peak()
+
+    def _peak(self) -> float | None:
+        rates = self.argument("optimization", "lr")
+        one = isinstance(rates, list) and len(rates) == 1 and not self.keeps_lr()
+        return float(rates[0]) if one else None
 
     def notes(self) -> Iterator[str]:
         """The lr is not the checkpoint's; nor is what a flag of the saved run replaces."""

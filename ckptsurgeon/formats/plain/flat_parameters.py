@@ -1,4 +1,5 @@
-"""Which elements of fairscale's flat parameters are whose, by the metadata that metaseq saves.
+"""Which elements of fairscale's flat parameters are whose, by the metadata that metaseq and fairseq
+save.
 
 A module that FSDP wraps lays its parameters end to end, and each data rank has a piece of that, as
 long as the first one's: `padding` elements at its end are of no parameter. Source: `_get_shard`,
@@ -19,6 +20,8 @@ from ckptsurgeon.formats.fields.values import Part
 from ckptsurgeon.hints import command
 
 RANK = re.compile(r"-shard(\d+)\.pt$")
+METADATA = ("shard_metadata", "fsdp_metadata")
+"""Its key, in metaseq's files and in fairseq's."""
 
 
 class Flat(NamedTuple):
@@ -33,7 +36,8 @@ def flats(tree: Mapping[str, Any]) -> dict[str, Flat]:
     """The flat parameters of one file by their names in its model; none where the file does not say
     what is in them, and of experts, which each rank has for itself."""
     out = {}
-    for module in mapping(tree.get("shard_metadata")).get("param_metadata") or ():
+    saved = next((tree[key] for key in METADATA if key in tree), None)
+    for module in mapping(saved).get("param_metadata") or ():
         inside = f"{module['fsdp_path']}." if module.get("fsdp_path") else ""
         known = {} if module.get("no_broadcast_optim_state") else mapping(module.get("params"))
         for name, own in known.items():
@@ -63,6 +67,6 @@ def pieces(part: Part, flat: Flat) -> Iterator[Part]:
 def _contradiction(file: Path, part: Part) -> SurgeryError:
     return SurgeryError(
         f"{file.name}: its {part.kind} of {part.parameter} have {part.place.value.numel} elements, "
-        "and shard_metadata says otherwise",
+        "and its metadata says otherwise",
         next=command("doctor", why="which step is whole"),
     )

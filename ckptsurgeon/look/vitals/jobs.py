@@ -13,6 +13,7 @@ from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, tensors
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Strip
 from ckptsurgeon.formats.fields.constants import ODD
+from ckptsurgeon.formats.fields.values import UNSET
 from ckptsurgeon.formats.tensors.strips import contiguous, dense, strips
 from ckptsurgeon.look.vitals.bound import Edited, limit
 
@@ -177,13 +178,14 @@ class Planner:
 
     def rest(self, source: Source) -> None:
         """What no strip has read: by tensor, then what no tensor shows. A number that is kept as a
-        tensor (a step, a best score, which may be Inf) is passed over."""
+        tensor (a step, a best score, which may be Inf) is passed over, as is what nobody set."""
         if source.kind is None:
             return
         storages: dict[tuple[str, str], list[tuple[str, str, Tensor]]] = {}
         for path, tensor in tensors(source.archive.tree()):
             number = not tensor.size and tensor.storage_numel == 1
-            if tensor.dtype in FLOATS and not number:
+            unset = bool(path) and str(path[-1]).endswith(UNSET)
+            if tensor.dtype in FLOATS and not (number or unset):
                 kind = str(path[-1]) if path and path[-1] in MOMENTS else ""
                 kind = kind if path else source.kind
                 named = (_name(path, source.archive), kind, tensor)
