@@ -127,12 +127,23 @@ $(VENV)/.verl: $(VENV)/.sources constraints-verl.txt
 	$(call beside,verl)
 	touch $@
 
+# fairseq has wheels for Python 3.8 and older: what is compiled in one is not called. Where pip takes
+# omegaconf's old metadata no more (from 24.1 on), its tests are skipped.
+$(VENV)/.fairseq: $(VENV)/.complete constraints-fairseq.txt
+	rm -rf $(VENV)/fairseq
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -c constraints-fairseq.txt \
+	    --target $(VENV)/fairseq --only-binary :all: --python-version 3.8 \
+	    --platform manylinux1_x86_64 fairseq
+	-grep -v ^fairseq constraints-fairseq.txt | $(PY) -m pip install --quiet \
+	    --disable-pip-version-check --no-deps --target $(VENV)/fairseq -r /dev/stdin
+	touch $@
+
 # They want other releases of what is pinned.
 $(VENV)/.trackers: $(VENV)/.complete constraints-trackers.txt
 	$(call beside,trackers)
 	touch $@
 
-test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
+test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.fairseq $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	$(IN_MEMORY) $(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
 	$(IN_MEMORY) $(OLMO) -m pytest -m "olmo and not remote"
 
@@ -178,7 +189,7 @@ test-remote: $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.composer $(VENV)/.olmo
 	$(PY) -m pytest -m "remote and not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m "remote and olmo"
 
-nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
+nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.fairseq $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	-$(SLURM)
 	-$(FUSE)
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tests.support.launch import REPO
 
 LOADED, COMPUTED, READ = "L", "C", "S"
-PINS = ["constraints.txt", "constraints-sources.txt"]
+PINS = ["constraints.txt", "constraints-sources.txt", "constraints-fairseq.txt"]
 NEWEST = "newest "
 """Before the name of a library that is installed beside the environment."""
 IMPORTS = {
