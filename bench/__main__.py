@@ -108,7 +108,10 @@ def measure(subjects: Sequence[str], quick: bool) -> list[Row]:
     rows: list[Row] = []
     try:
         for name in subjects or SUBJECTS:
-            rows += SUBJECTS[name](folder, quick, partial(_say, name))
+            say = partial(_say, name)
+            some = SUBJECTS[name](folder, quick, say)
+            say(f"\n{table(some)}")  # so that a later subject that fails does not take them along
+            rows += some
     finally:
         shutil.rmtree(folder)
     return rows
