@@ -128,6 +128,7 @@ def process(code: str, root: Path, *words: object) -> subprocess.CompletedProces
     return subprocess.run(
         [sys.executable, "-c", code, str(root), *map(str, words)],
         env=environment,
+        cwd=root.parent,  # MLflow puts what traces hold into an `mlruns/` there
         capture_output=True,
         text=True,
     )
