@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.export import export
-from tests.support.launch import run_module
+from tests.support.launch import by_step
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -34,10 +33,8 @@ BY_LIBRARY = pytest.mark.parametrize("library", NAMES)
 
 def train(library: str, root: Path, stop: int) -> dict[int, dict[str, Any]]:
     """Two ranks to step `stop`, from where the library resumes: what each update used."""
-    environment = {"ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
-    done = run_module("tests.support.fsdp2", library, root, stop, ranks=2, environment=environment)
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
-    return {int(step): used for step, used in json.loads(line).items()}
+    environment = {"ACCELERATE_USE_CPU": "true"}
+    return by_step("tests.support.fsdp2", library, root, stop, ranks=2, environment=environment)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -16,7 +15,7 @@ from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.surgery.fork import fork
-from tests.support.launch import run_module
+from tests.support.launch import by_step
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -30,18 +29,9 @@ STEP = "epoch=0-step={}.ckpt"
 
 def train(root: Path, stop: int, resume: str = "", *options: str) -> dict[int, Any]:
     """Two ranks to step `stop`: what each update used."""
-    environment = {"TORCHELASTIC_RUN_ID": "1", "PYTHONWARNINGS": "ignore"}
-    done = run_module(
-        "tests.support.lightning_fsdp2",
-        root,
-        stop,
-        resume,
-        *options,
-        ranks=2,
-        environment=environment,
-    )
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
-    return {int(step): used for step, used in json.loads(line).items()}
+    words = (root, stop, resume, *options)
+    environment = {"TORCHELASTIC_RUN_ID": "1"}
+    return by_step("tests.support.lightning_fsdp2", *words, ranks=2, environment=environment)
 
 
 def cosine(peak: float, step: int) -> float:

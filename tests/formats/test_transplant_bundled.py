@@ -6,7 +6,6 @@ Run by `make test-formats`."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data
 from tests.support.in_process import one_rank
-from tests.support.launch import run_module
+from tests.support.launch import by_step
 from tests.support.llamas import EPS, RATE
 from tests.support.many_ranks import train_one
 
@@ -57,13 +56,10 @@ class Trainers:
             words = [f"save={root}", f"data={self.corpus}", f"train_iters={stop}", *OWN]
             with one_rank() as device:
                 return train_one([*words, f"init_method_std={0.02 + seed / 100}"], device)[1]
-        told: tuple[object, ...] = ("tests.support.gpt2s", "conv1d", root)
+        told: tuple[str | Path, ...] = ("tests.support.gpt2s", "conv1d", root)
         if kind == "megatron":
             told = ("tests.support.megatron_gpt", root)
-        told = (*told, stop, seed, self.batches)
-        done = run_module(*told, environment={"PYTHONWARNINGS": "ignore"})
-        (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
-        return {int(step): loss for step, loss in json.loads(line).items()}
+        return by_step(*told, stop, seed, self.batches)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.megatron import experts
 from ckptsurgeon.recipe.file import from_data
 from tests.support.dcp_tensors import tensors
-from tests.support.launch import run_module
+from tests.support.launch import by_step
 from tests.support.newest_megatron import by
 from tests.support.snapshot import snapshot
 
@@ -76,9 +76,7 @@ def train(kind: str, root: Path, stop: int, *more: str) -> dict[int, float]:
     if "--newest" in how:
         by("newest")
     words = ("tests.support.megatron_llama", root, stop, "--experts", "4", *how, *more)
-    done = run_module(*words, ranks=ranks, environment={"PYTHONWARNINGS": "ignore"})
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
-    return {int(step): loss for step, loss in json.loads(line).items()}
+    return by_step(*words, ranks=ranks)
 
 
 @pytest.fixture(scope="module")

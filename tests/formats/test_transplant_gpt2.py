@@ -4,7 +4,6 @@ Run by `make test-formats`."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data
-from tests.support.launch import REPO, run_module
+from tests.support.launch import REPO, by_step
 
 pytestmark = [
     pytest.mark.formats,
@@ -27,10 +26,7 @@ KINDS = ("conv1d", "linear")
 
 
 def train(kind: str, root: Path, stop: int, *seed: str) -> dict[int, float]:
-    words = ("tests.support.gpt2s", kind, root, stop, *seed)
-    done = run_module(*words, environment={"PYTHONWARNINGS": "ignore"})
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
-    return {int(step): loss for step, loss in json.loads(line).items()}
+    return by_step("tests.support.gpt2s", kind, root, stop, *seed)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ tensor ranks or its layers over stages. Run by `make test-formats`."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data
-from tests.support.launch import run_module
+from tests.support.launch import by_step
 from tests.support.llamas import HEADS, KV_HEADS
 from tests.support.snapshot import snapshot
 
@@ -70,12 +69,10 @@ def train(library: str, root: Path, stop: int, *more: str) -> dict[int, float]:
         words = ["tests.support.megatron_llama"]
         if library in CUT:
             ranks, more = 2 ** (len(CUT[library]) // 2), (*more, *CUT[library])
-    environment = {"PYTHONWARNINGS": "ignore"}
+    environment = {}
     if library == FSDP:
         environment["ACCELERATE_USE_CPU"], ranks = "true", 2
-    done = run_module(*words, root, stop, *more, ranks=ranks, environment=environment)
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
-    return {int(step): loss for step, loss in json.loads(line).items()}
+    return by_step(*words, root, stop, *more, ranks=ranks, environment=environment)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ What it can't take is refused by name. Run by `make test-formats`."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -18,7 +17,7 @@ from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.support import llamas, loras
-from tests.support.launch import run_module
+from tests.support.launch import by_step
 from tests.support.new_numbers import MOMENTS
 from tests.support.snapshot import snapshot
 
@@ -39,9 +38,7 @@ def train(root: Path, stop: int, how: str, **more: Any) -> dict[int, float]:
     if how == ALONE:
         return loras.train(root, stop, how, **more)
     words = (f"--{key}={value}" for key, value in more.items())
-    done = run_module("tests.support.loras", root, stop, "--how", how, *words)
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
-    return {int(step): loss for step, loss in json.loads(line).items()}
+    return by_step("tests.support.loras", root, stop, "--how", how, *words)
 
 
 @pytest.fixture(scope="module")

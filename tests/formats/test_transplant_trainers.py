@@ -20,7 +20,7 @@ from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.support.drawn import drawn
-from tests.support.launch import run_module
+from tests.support.launch import by_step, run_module
 from tests.support.snapshot import snapshot
 from tests.support.universal import convert
 
@@ -41,13 +41,11 @@ MOVES = [(a, b) for a in KINDS for b in KINDS if a != b]
 
 def train(library: str, root: Path, stop: int, ranks: int) -> dict[int, Any]:
     """To step `stop`, from where the Trainer resumes: what each update used."""
-    environment = {"PYTHONWARNINGS": "ignore"}
+    environment = {}
     if library != "deepspeed":  # which knows the CPU by itself
         environment["ACCELERATE_USE_CPU"] = "true"
     words = ("tests.support.fsdp2", library, root, stop)
-    done = run_module(*words, ranks=ranks, environment=environment)
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
-    return {int(step): used for step, used in json.loads(line).items()}
+    return by_step(*words, ranks=ranks, environment=environment)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.recipe.file import from_data
-from tests.support.launch import run_module
+from tests.support.launch import by_step
 from tests.support.snapshot import snapshot
 
 STEP, MORE = 4, 5
@@ -38,9 +38,7 @@ def order(stages: int) -> list[str]:
 def train(kind: str, root: Path, stop: int, seed: int = 1) -> dict[int, float]:
     stages, stage = KINDS[kind]
     words = ("tests.support.piped_experts", root, stop, seed, stage)
-    done = run_module(*words, ranks=stages, environment={"PYTHONWARNINGS": "ignore"})
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
-    return {int(step): loss for step, loss in json.loads(line).items()}
+    return by_step(*words, ranks=stages)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.launch import run_module
+from tests.support.launch import by_step
 from tests.support.newest_megatron import beside
 
 needed = pytest.mark.skipif(
@@ -18,15 +18,5 @@ needed = pytest.mark.skipif(
 def train(folder: object, stop: int, *words: str, ranks: int = 1, **options: Any) -> dict[int, Any]:
     """To batch `stop`, from where the Trainer resumes by itself: what each update used. `options`
     are those of the Trainer."""
-    done = run_module(
-        "tests.support.composer_trainer",
-        folder,
-        stop,
-        *words,
-        "--options",
-        json.dumps(options),
-        ranks=ranks,
-        environment={"PYTHONWARNINGS": "ignore"},
-    )
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
-    return {int(step): used for step, used in json.loads(line).items()}
+    told = (folder, stop, *words, "--options", json.dumps(options))
+    return by_step("tests.support.composer_trainer", *told, ranks=ranks)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests.support.warm import Request
 
@@ -54,6 +55,16 @@ def run_module(
     code = codes[0] if ranks == 1 else int(any(codes))
     assert code == status, f"exit {codes}\n{err[-3000:]}"
     return subprocess.CompletedProcess([module, *words], code, out, err)
+
+
+def by_step(
+    module: str, *arguments: object, ranks: int = 1, environment: Mapping[str, str] | None = None
+) -> dict[int, Any]:
+    """What a program says of each step: the one line of JSON among all that its libraries print."""
+    quiet = {"PYTHONWARNINGS": "ignore", **(environment or {})}
+    done = run_module(module, *arguments, ranks=ranks, environment=quiet)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
+    return {int(step): said for step, said in json.loads(line).items()}
 
 
 def _answer(request: Request) -> list[int]:
