@@ -1,4 +1,4 @@
-"""FSDP2 by Accelerate and by the Trainer, on CPU ranks that speak gloo.
+"""FSDP2 and FSDP1 by Accelerate and by the Trainer, on CPU ranks that speak gloo.
 
 `python -m tests.support.fsdp2 LIBRARY RUN STOP`, once for each rank: trains to step STOP, saves
 every second step, resumes where something is saved, and prints as JSON what each update used.
@@ -21,6 +21,9 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
 PEAK, EVERY = 1e-3, 2
+ON_CPU = {"sync_module_states": False, "cpu_ram_efficient_loading": False}
+"""What FSDP1 wants a GPU for."""
+FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
 
 
 class Net(torch.nn.Module):
@@ -82,21 +85,36 @@ def as_gpu() -> None:
     """FSDP is chosen for several GPUs only."""
     state = PartialState()
     state.distributed_type = DistributedType.MULTI_GPU
+    state.device = torch.device("cpu")  # not cpu:0, which FSDP1 takes for another
 
 
-def by_accelerate(root: Path, stop: int, peaks: Sequence[float] = (PEAK,)) -> dict[int, Any]:
+def by_accelerate(
+    root: Path,
+    stop: int,
+    peaks: Sequence[float] = (PEAK,),
+    version: int = 2,
+    kind: str = SHARDED,
+) -> dict[int, Any]:
     """A model for each of `peaks`, with an optimizer and a schedule of its own. With several, what
     each update used is a list."""
     PartialState(cpu=True)
     as_gpu()
     torch.manual_seed(0)
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=version, state_dict_type=kind,
+        **({"use_orig_params": True, **ON_CPU} if version == 1 else {}),
+    )  # fmt: skip
     accelerator = Accelerator(fsdp_plugin=plugin)
     jobs = []
     for peak in peaks:
-        model = Net()
+        model: Any = Net()
+        if version == 1:
+            model = accelerator.prepare(model)
         adam: Any = torch.optim.AdamW(groups(model), lr=peak, betas=(0.9, 0.95))
-        model, adam = accelerator.prepare(model, adam)
+        if version == 1:
+            adam = accelerator.prepare(adam)
+        else:
+            model, adam = accelerator.prepare(model, adam)
         schedule = torch.optim.lr_scheduler.LambdaLR(adam.optimizer, lambda step: 0.9**step)
         jobs.append((model, adam, accelerator.prepare(schedule)))
     saved = sorted(int(path.name.partition("_")[2]) for path in root.glob("step_*"))
@@ -114,6 +132,14 @@ def by_accelerate(root: Path, stop: int, peaks: Sequence[float] = (PEAK,)) -> di
         if (step + 1) % EVERY == 0:
             accelerator.save_state(str(root / f"step_{step + 1}"))
     return seen
+
+
+def whole_files(root: Path, stop: int) -> dict[int, Any]:
+    return by_accelerate(root, stop, kind=FULL)
+
+
+def first_version(root: Path, stop: int) -> dict[int, Any]:
+    return by_accelerate(root, stop, version=1)
 
 
 def two_models(root: Path, stop: int) -> dict[int, Any]:
@@ -143,8 +169,16 @@ def free_port() -> int:
         return int(opened.getsockname()[1])
 
 
+def trainer_first_version(root: Path, stop: int) -> dict[int, Any]:
+    return by_trainer(root, stop, version=1)
+
+
 def by_trainer(
-    root: Path, stop: int, sharded: bool = True, deepspeed: Any = None
+    root: Path,
+    stop: int,
+    sharded: bool = True,
+    deepspeed: Any = None,
+    version: int = 2,
 ) -> dict[int, Any]:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -176,7 +210,7 @@ def by_trainer(
         per_device_train_batch_size=2, learning_rate=PEAK, warmup_steps=2, report_to=[],
         disable_tqdm=True, use_cpu=deepspeed is None, weight_decay=0.1, logging_strategy="no",
         fsdp="full_shard" if sharded else None, deepspeed=deepspeed,
-        fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT"} if sharded else None,
+        fsdp_config={"version": version, "state_dict_type": SHARDED, **ON_CPU} if sharded else None,
     )  # fmt: skip
     if sharded:
         as_gpu()
@@ -187,7 +221,8 @@ def by_trainer(
 
 TRAINERS: dict[str, Callable[[Path, int], dict[int, Any]]] = {
     "accelerate": by_accelerate, "two-models": two_models, "trainer": by_trainer,
-    "one-trainer": by_one_trainer, "deepspeed": by_deepspeed,
+    "one-trainer": by_one_trainer, "deepspeed": by_deepspeed, "accelerate-full": whole_files,
+    "accelerate-1": first_version, "trainer-1": trainer_first_version,
 }  # fmt: skip
 
 

@@ -1,8 +1,9 @@
-"""FSDP2 by Lightning's own Trainer, on CPU ranks that speak gloo.
+"""FSDP2 and FSDP1 by Lightning's own Trainer, on CPU ranks that speak gloo.
 
 `python -m tests.support.lightning_fsdp2 ROOT STOP RESUME`, once for each rank: trains to step STOP,
 saves every second step below ROOT/checkpoints, and prints as JSON what each update used. RESUME is
-a `ckpt_path`, or empty.
+a `ckpt_path`, or empty. FSDP1's strategy asks for an accelerator of CUDA, and for nothing that CUDA
+does: its name is given to the CPU's.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed.fsdp import fully_shard
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 PEAK, EVERY = 1e-3, 2
+STRATEGIES = ("two", "two-full", "one")
+
+
+class Cpu(CPUAccelerator, CUDAAccelerator):  # type: ignore[misc]
+    """The CPU, for a strategy that wants CUDA by name."""
 
 
 class Module(lightning.LightningModule):
@@ -34,6 +41,11 @@ class Module(lightning.LightningModule):
         torch.manual_seed(0)
         self.first = torch.nn.Linear(8, 16)
         self.second = torch.nn.Linear(16, 4)
+        if isinstance(self.trainer.strategy, FSDPStrategy):
+            here: Any = {"device_id": torch.device("cpu"), "use_orig_params": True}
+            self.first = FullyShardedDataParallel(self.first, **here)
+            self.second = FullyShardedDataParallel(self.second, **here)
+            return
         for layer in (self.first, self.second):
             fully_shard(layer, mesh=self.device_mesh["data_parallel"])
         fully_shard(self, mesh=self.device_mesh["data_parallel"])
@@ -89,19 +101,34 @@ def used(optimizer: Any) -> dict[str, Any]:
         "tensors": {
             "weights": [whole(p) for p in parameters],
             **{
-                kind: [whole(optimizer.state[p][kind]) for p in parameters if states]
+                kind: [whole(optimizer.state[p][kind]) for p in parameters if optimizer.state[p]]
                 for kind in ("exp_avg", "exp_avg_sq")
             },
         },
         **{key: [group[key] for group in optimizer.param_groups] for key in keys},
         "adam_step": max((int(state["step"]) for state in states), default=0),
-        "moments": sum(float(s["exp_avg"].to_local().abs().sum()) for s in states),
+        "moments": sum(float(own(s["exp_avg"]).abs().sum()) for s in states),
     }
 
 
 def whole(tensor: Any) -> list[float]:
-    """Of all ranks, which call this together."""
-    return list(tensor.full_tensor().flatten().tolist())
+    """Of all ranks, which call this together; of FSDP1, what this rank has."""
+    tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return list(tensor.flatten().tolist())
+
+
+def own(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def strategy_of(kind: str, ranks: int) -> Strategy:
+    """FSDP1 (`one`) or FSDP2, with a folder for each step or a file (`full`)."""
+    if kind == "one":
+        return FSDPStrategy(state_dict_type="sharded", process_group_backend="gloo")
+    return ModelParallelStrategy(
+        data_parallel_size=ranks, tensor_parallel_size=1, process_group_backend="gloo",
+        save_distributed_checkpoint=not kind.endswith("full"),
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -110,6 +137,7 @@ def main() -> None:
     parser.add_argument("stop", type=int)
     parser.add_argument("resume")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--strategy", choices=STRATEGIES, default="two")
     parser.add_argument("--pair", action="store_true", help="two optimizers")
     wanted = parser.parse_args()
     torch.set_num_threads(1)
@@ -119,12 +147,10 @@ def main() -> None:
         save_last=True,
     )  # fmt: skip
     trainer = lightning.Trainer(
-        default_root_dir=wanted.root, max_steps=wanted.stop, accelerator="cpu",
+        default_root_dir=wanted.root, max_steps=wanted.stop, accelerator=Cpu(),
         devices=wanted.ranks, callbacks=[saver], logger=False, enable_progress_bar=False,
         enable_model_summary=False, use_distributed_sampler=False,
-        strategy=ModelParallelStrategy(
-            data_parallel_size=wanted.ranks, tensor_parallel_size=1, process_group_backend="gloo"
-        ),
+        strategy=strategy_of(wanted.strategy, wanted.ranks),
     )  # fmt: skip
     data = torch.rand(256, 8, generator=torch.Generator().manual_seed(1))
     loader = torch.utils.data.DataLoader(data, batch_size=4)

@@ -1,5 +1,5 @@
-"""Runs of verl's own checkpoint manager: a Llama of one layer under FSDP2, on CPUs. As a program it
-prints what each update used."""
+"""Runs of verl's own checkpoint manager: a Llama of one layer under FSDP2 or FSDP1, on CPUs. As a
+program it prints what each update used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.newest_megatron import beside
@@ -35,7 +36,7 @@ PARTS = ["model", "optimizer", "extra"]
 
 def used(adam: Any) -> dict[str, Any]:
     states = [adam.state.get(p, {}) for group in adam.param_groups for p in group["params"]]
-    moments = [state["exp_avg"].to_local() for state in states if state]
+    moments = [own(state["exp_avg"]) for state in states if state]
     return {
         **{key: [group[key] for group in adam.param_groups]
            for key in ("lr", "betas", "eps", "weight_decay")},
@@ -44,11 +45,16 @@ def used(adam: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def own(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def main() -> None:
     """As `RayPPOTrainer` saves and resumes: a folder for each step, and the tracker file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("root", type=Path)
     parser.add_argument("stop", type=int)
+    parser.add_argument("--one", action="store_true", help="FSDP1, as its engine makes it")
     parser.add_argument("--load", nargs="+", default=PARTS, help="what is loaded of a step")
     parser.add_argument("--log", type=Path, help="where it prints, as its LocalLogger does")
     wanted = parser.parse_args()
@@ -56,7 +62,14 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(5)
     model: Any = LlamaForCausalLM(TINY)
-    fully_shard(model)
+    if wanted.one:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+        model = FullyShardedDataParallel(
+            model, device_id=torch.device("cpu"), device_mesh=mesh,
+            use_orig_params=False,
+        )  # fmt: skip
+    else:
+        fully_shard(model)
     adam = torch.optim.AdamW(model.parameters(), lr=PEAK, weight_decay=0.1)
     schedule = get_cosine_schedule_with_warmup(adam, WARMUP, STEPS)
     manager = FSDPCheckpointManager(

@@ -67,6 +67,14 @@ class FsdpCheckpoint(TrainerState, ScheduledCheckpoint, HasHeads):
             return transformers.cooldown(self, decay)
         return super().decaying(decay)
 
+    def notes(self) -> list[str]:
+        """What FSDP1 does not load: which of the two wrote the folder, nothing in it says."""
+        return [
+            *super().notes(),
+            "under FSDP1 (fsdp_version 1, the default), Accelerate (tried: 1.15) loads no moments "
+            "from optimizer_0/: after every resume they begin at 0, and so does Adam's step",
+        ]
+
     # --- the models, each a folder of its own ----------------------------------------------------
 
     def named_weights(self) -> Iterator[tuple[Saved, str, str]]:
