@@ -115,14 +115,8 @@ def _optimizer(model: Any, options: Options) -> Any:
 def build(options: Options) -> Any:
     """A fresh engine."""
     import deepspeed
-    from deepspeed.accelerator import get_accelerator
 
-    if options.dtype == "fp16":
-        # DeepSpeed asks for fast fp16 kernels of the CPU; slow ones are as right.
-        get_accelerator().is_fp16_supported = lambda: True
-    from deepspeed.runtime import bf16_optimizer
-
-    bf16_optimizer.see_memory_usage = lambda *rest, **more: None  # seconds for each line of it
+    take_any_dtype()
     model = model_of(options.model)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
@@ -160,6 +154,16 @@ def build(options: Options) -> Any:
         config=config,
     )
     return engine
+
+
+def take_any_dtype() -> None:
+    """Let DeepSpeed train in fp16 on a CPU, and in bf16 without its reports of memory."""
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.runtime import bf16_optimizer
+
+    # DeepSpeed asks for fast fp16 kernels of the CPU; slow ones are as right.
+    get_accelerator().is_fp16_supported = lambda: True
+    bf16_optimizer.see_memory_usage = lambda *rest, **more: None  # seconds for each line of it
 
 
 def live(engine: Any) -> Any:

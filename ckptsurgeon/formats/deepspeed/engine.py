@@ -10,6 +10,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import DeepSpeed
+from ckptsurgeon.formats.deepspeed.shards import POSITIONS
 from ckptsurgeon.formats.fields.constants import SAFE
 from ckptsurgeon.formats.fields.values import Box, Located, Part, Place, State
 from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
@@ -44,7 +45,7 @@ class EngineCheckpoint(SafetensorsBeside, DeepSpeedCheckpoint):
         if field == "scheduler":
             places += self.below(self.schedulers)
         if field == "position":
-            places += self.below(self.schedulers, "last_epoch")
+            places += [p for key in POSITIONS for p in self.below(self.schedulers, key)]
         return places
 
     def schedule(self) -> Any:
@@ -94,6 +95,9 @@ class EngineCheckpoint(SafetensorsBeside, DeepSpeedCheckpoint):
         return [*sentences, *self._positions()]
 
     def _positions(self) -> Iterator[str]:
-        positions = {p.file.name: p.value.get("last_epoch") for p in self.locate("scheduler")}
+        positions = {
+            place.file.name: next((place.value[k] for k in POSITIONS if k in place.value), None)
+            for place in self.locate("scheduler")
+        }
         if len(set(positions.values())) > 1:
             yield f"schedulers stand at different steps: {positions}"

@@ -31,6 +31,8 @@ from ckptsurgeon.plans.edits import Key
 
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d{2,})_model_states\.pt")
 IN_GROUPS = (*GROUP, "momentum")
+POSITIONS = ("last_epoch", deepspeed.KEY)
+"""Where a scheduler of torch, and one of DeepSpeed, says how many steps it has made."""
 IN_MODELS: Mapping[str, tuple[Key, ...]] = {
     "skip": ("skip_train_iteration_range",),
     "consumed_samples": ("args", "consumed_train_samples"),
@@ -236,8 +238,7 @@ class DeepSpeedShards(Checkpoint, BoundToRanks, NamesGroups):
 
     def _in_schedule(self, field: str) -> list[Place]:
         if field == "position" and not is_megatron(self.schedule()):
-            keys = ("last_epoch", deepspeed.KEY)
-            return [place for key in keys for place in self.in_models("lr_scheduler", key)]
+            return [place for key in POSITIONS for place in self.in_models("lr_scheduler", key)]
         places: list[Place] = []
         for name in NAMES.get(field, ()):
             places += self.in_models("lr_scheduler", name, wins=not places)
