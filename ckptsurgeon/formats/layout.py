@@ -131,6 +131,14 @@ class CleansUp(ABC):
         """The path of `file` in an attic."""
 
 
+class NamesEpochs(ABC):
+    """A trainer that has more of a step in the names of its files than its number."""
+
+    @abstractmethod
+    def common(self, file: str) -> str:
+        """What the same file of each step is called, by the name of one."""
+
+
 class Paged(ABC):
     """A format that a page describes."""
 

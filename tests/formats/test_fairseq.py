@@ -12,8 +12,10 @@ import torch
 
 from ckptsurgeon import look, report, surgery
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.look.diff.diff import diff
+from ckptsurgeon.look.diff.sides import Side
 from ckptsurgeon.look.diff.surgery import of_receipt
-from ckptsurgeon.plans.edits import Relink, Replace
+from ckptsurgeon.plans.edits import Change, Relink, Replace
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import fork
@@ -229,6 +231,18 @@ def test_what_was_best_on_a_branch_leaves_with_it(run: Path) -> None:
     operate(run, {"rollback": {"to": 10}, "set": {"eps": 1e-6}})
     assert held(run / f"checkpoint_last{NAMES[3]}.pt", "eps") == 1e-6
     take_back(run, before)
+
+
+def test_steps_of_other_epochs_are_compared_place_by_place(run: Path) -> None:
+    for epoch, step in ((1, 10), (2, 20)):
+        for suffix in NAMES:
+            named = run / f"checkpoint_{step}{suffix}.pt"
+            named.rename(run / f"checkpoint_{epoch}_{step}{suffix}.pt")
+    ends = Side(Run.open(run), 30)  # its names have no epoch
+    for step in (10, 20):
+        found = diff(Side(Run.open(run), step), ends, tensors=True)
+        assert found.not_compared == () and found.tensors is not None and found.tensors.changed
+        assert {change.file for change in found.changes if isinstance(change, Change)}
 
 
 def test_a_schedule_is_refused_with_the_flags_that_make_it(run: Path) -> None:

@@ -19,7 +19,7 @@ from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.understood import is_count, problem, understood
 from ckptsurgeon.formats.fields.values import Rival, State
-from ckptsurgeon.formats.layout import Format, leads_out, outside
+from ckptsurgeon.formats.layout import Format, NamesEpochs, leads_out, outside
 from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
 from ckptsurgeon.hints import Hint, command
 
@@ -35,7 +35,7 @@ _known: dict[tuple[str, int, int, int], int | None] = {}
 """num_updates by file, as it was: the names of some files do not tell."""
 
 
-class Fairseq(Format):
+class Fairseq(Format, NamesEpochs):
     """The steps are numbers of updates; `checkpoint_last*` are the pointers."""
 
     name = "fairseq"
@@ -82,6 +82,11 @@ class Fairseq(Format):
         shards = self._shards(run, step)
         copies = [path for path in _stems(run).get(LAST, []) if _updates(path) == step]
         return sorted({*shards, *copies})
+
+    def common(self, file: str) -> str:
+        """The suffix of the rank alone."""
+        match = FLAT.fullmatch(file) or INNER.fullmatch(file)
+        return f"checkpoint{match['suffix']}.pt" if match else file
 
     def missing(self, run: Path, step: int) -> list[str]:
         """Absent shards: by the saved world size, or below the highest number that is there."""

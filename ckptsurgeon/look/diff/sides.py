@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.formats.detect import is_run
+from ckptsurgeon.formats.layout import NamesEpochs
 from ckptsurgeon.look.diff.versions import TREES, Version
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.run.search import SETTINGS
@@ -57,6 +58,8 @@ class Side:
     def name(self, path: Path) -> str:
         """The path inside the folder of the step, or that from the root without the number."""
         assert self.step is not None
+        if isinstance(self.run.format, NamesEpochs):
+            return self.run.format.common(path.name)
         folder = self.run.directory(self.step)
         if folder != self.run.root and path.is_relative_to(folder):
             return path.relative_to(folder).as_posix()
