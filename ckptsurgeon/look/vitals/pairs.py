@@ -49,10 +49,11 @@ def add(
     size = int(first.size)
     root, ratio = room.a[:size], room.b[:size]
     with numpy.errstate(all="ignore"):
-        numpy.maximum(second, law.floor, out=root)
-        numpy.sqrt(root, out=root)
+        low = float(second.min())
+        known = second if low >= law.floor else numpy.maximum(second, law.floor, out=root)
+        numpy.sqrt(known, out=root)
         numpy.divide(first, root, out=ratio)
-        if float(second.min()) < 0:  # a finding of its own
+        if low < 0:  # a finding of its own
             ratio[second < 0] = 0
         largest = max(float(ratio.max()), -float(ratio.min()))
         pair.ratio = max(pair.ratio, largest)
@@ -62,35 +63,40 @@ def add(
                 pair.first = at + int(over.argmax())
             pair.over += int(numpy.count_nonzero(over))
         pair.elements += size
-        if not observe:
-            return
-        _observe(pair, first, second, law, room, shape)
+        if observe:
+            _observe(pair, first, second, low, law, room, shape)
 
 
 def _observe(
-    pair: Pair, first: Any, second: Any, law: Law, room: Room, shape: tuple[int, ...] | None
+    pair: Pair,
+    first: Any,
+    second: Any,
+    low: float,
+    law: Law,
+    room: Room,
+    shape: tuple[int, ...] | None,
 ) -> None:
+    """More of a block whose smallest v is `low`, and whose roots of v lie in the room."""
     import numpy
 
     size = int(first.size)
     root, ratio = room.a[:size], room.b[:size]
-    eps = law.adam.eps or 0.0
     up, down = _corrections(law.adam)
-    numpy.multiply(root, down, out=root)
+    eps = (law.adam.eps or 0.0) / down  # of roots that are not corrected
     pair.faint += int(numpy.count_nonzero(root < 10 * eps))
     numpy.add(root, eps, out=root)
     numpy.divide(first, root, out=ratio)
-    pair.updates += float(numpy.dot(ratio, ratio)) * up * up
+    pair.updates += float(numpy.dot(ratio, ratio)) * (up / down) ** 2
     blank = first == 0
     if blank.any():
         pair.blank += int(numpy.count_nonzero(blank & (second > 0)))
-    if float(second.min()) == 0:
+    if low == 0:
         pair.still += int(numpy.count_nonzero(second == 0))
     if shape is not None and len(shape) > 1:
         row = math.prod(shape[1:])
         if row and size % row == 0:
             pair.rows += size // row
-            if float(second.min()) == 0:
+            if low == 0:
                 largest = second.reshape(-1, row).max(axis=1)
                 pair.untrained += int(numpy.count_nonzero(largest == 0))
     if pair.likeness is None and size >= SAMPLE // 2:

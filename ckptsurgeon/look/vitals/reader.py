@@ -34,7 +34,6 @@ class Reader:
         self._asked: dict[tuple[Path, int, str], int] = {}
         self.raw = [numpy.empty(BLOCK * 8, "u1") for _ in range(6)]
         self.fp32 = [numpy.empty(BLOCK, "f4") for _ in range(6)]
-        self.exact = numpy.empty(BLOCK, "f8")
         self.rooms = {dtype: pairs.Room(BLOCK, dtype) for dtype in ("f4", "f8")}
 
     def block(self, item: Range, at: int, size: int, slot: int) -> tuple[Any, Any]:

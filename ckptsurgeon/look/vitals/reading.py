@@ -40,9 +40,9 @@ class Numbers:
         """The largest absolute value."""
         return max(self.high, -self.low, 0.0) if self.count > self.wild else 0.0
 
-    def add(self, values: Any, at: int, exact: Any = None) -> bool:
+    def add(self, values: Any, at: int, room: Any = None) -> bool:
         """Count an array of fp32 or fp64 whose first element is the `at`-th; whether all of it is
-        finite. `exact` is room for as many numbers in fp64 where `l1` is wanted exactly."""
+        finite. `room` for as many numbers of its dtype is given where `l1` is wanted."""
         import numpy
 
         size = int(values.size)
@@ -56,11 +56,9 @@ class Numbers:
                 return False
             if not math.isfinite(squares):
                 squares = float(numpy.dot(values.astype("f8"), values.astype("f8")))
-        if exact is not None:
-            room = exact[:size]
-            numpy.copyto(room, values)
-            numpy.abs(room, out=room)
-            self.l1 += float(room.sum())
+        if room is not None:
+            sizes = values if low >= 0 else numpy.abs(values, out=room[:size])
+            self.l1 += float(sizes.sum(dtype="f8"))
         self.squares += squares
         self.low, self.high = min(self.low, low), max(self.high, high)
         return True

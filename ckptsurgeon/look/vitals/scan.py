@@ -65,8 +65,9 @@ def _job(job: Job, reader: Reader, observe: bool) -> Reading:
         finite = True
         for slot, item in enumerate(job.ranges):
             values[item.kind] = reader.block(item, at, size, slot)
-            exact = reader.exact if item.kind in MOMENTS else None
-            fine = out.kinds[item.kind].add(values[item.kind][0], at, exact)
+            floats = values[item.kind][0]
+            sizes = reader.rooms[f"f{floats.itemsize}"].a if item.kind in MOMENTS else None
+            fine = out.kinds[item.kind].add(floats, at, sizes)
             finite = finite and (fine or item.kind not in MOMENTS)
             if item.kind == "exp_avg_sq" and out.kinds[item.kind].low < 0:
                 out.kinds[item.kind].below_zero(values[item.kind][0], at)
