@@ -138,12 +138,16 @@ $(VENV)/.fairseq: $(VENV)/.complete constraints-fairseq.txt
 	    --disable-pip-version-check --no-deps --target $(VENV)/fairseq -r /dev/stdin
 	touch $@
 
+$(VENV)/.nanotron: $(VENV)/.complete constraints-nanotron.txt
+	$(call beside,nanotron)
+	touch $@
+
 # They want other releases of what is pinned.
 $(VENV)/.trackers: $(VENV)/.complete constraints-trackers.txt
 	$(call beside,trackers)
 	touch $@
 
-test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.fairseq $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
+test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.nanotron $(VENV)/.fairseq $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	$(IN_MEMORY) $(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
 	$(IN_MEMORY) $(OLMO) -m pytest -m "olmo and not remote"
 
@@ -189,7 +193,7 @@ test-remote: $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.composer $(VENV)/.olmo
 	$(PY) -m pytest -m "remote and not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m "remote and olmo"
 
-nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.fairseq $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
+nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.nanotron $(VENV)/.fairseq $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	-$(SLURM)
 	-$(FUSE)
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)

@@ -251,6 +251,14 @@ class BoundToRanks(Capability, ABC):
         load as well, or where that is not known."""
 
 
+class ComputesRates(Capability, ABC):
+    """Its trainer computes the rates anew when it loads, by a config that the step may have."""
+
+    @abstractmethod
+    def rate_after_loading(self, k: int) -> float | None:
+        """Of the k-th update after a load; None where no config says it."""
+
+
 class HasDigests(Capability, ABC):
     """Its trainer saved digests of its files."""
 

@@ -83,7 +83,7 @@ def _logs(run: Run, step: int) -> list[Finding]:
 def _rate(run: Run, state: State) -> list[Finding]:
     """A next rate of 0 in the middle of a run. Where the decay has ended, so has the training; and
     a warm-up begins at 0."""
-    if state.promise.lr != 0 or state.step == 0:
+    if state.promise.lr != 0 or state.step == 0 or "lr" in state.promise.one_step:
         return []
     receipts, schedule = standing(run.receipts()), state.schedule
     set_here = [r for r in receipts if SCHEDULE & (r.recipe.get("set") or {}).keys()]

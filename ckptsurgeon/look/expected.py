@@ -12,6 +12,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint, Place, State
+from ckptsurgeon.formats.capabilities import ComputesRates
 from ckptsurgeon.formats.fields.constants import TRAINER_STATE
 from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.schedules import deepspeed, rampup, torch_classes, transformers
@@ -52,7 +53,8 @@ def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
         promise=state.promise,
         rate=_rates(run, checkpoint, state, given, document),
         decides_lr=decides,
-        before=next((r.before.lr for r in surgeries if r.before is not None), None),
+        by_config=_by_config(checkpoint) is not None,
+        before=next((r.before.lr for r in surgeries if r.before and _went(r)), None),
         batch_size=size,
         steady=not varies or size == state.batch_size,
         epoch_steps=_epoch_steps(document),
@@ -84,6 +86,12 @@ def _schedule(surgeries: list[Receipt]) -> dict[str, Any]:
     return out
 
 
+def _went(surgery: Receipt) -> bool:
+    """Whether the rate from before it is one that a trainer may go back to: a cooldown begins with
+    that rate."""
+    return not surgery.recipe.get("cooldown")
+
+
 # --- the rates of the updates --------------------------------------------------------------------
 
 
@@ -94,7 +102,7 @@ def _rates(
     given: Mapping[str, Any],
     document: Mapping[str, Any],
 ) -> Callable[[int, int | None], float | None]:
-    factor = _factor(run, checkpoint, state, document)
+    factor, computes = _factor(run, checkpoint, state, document), _by_config(checkpoint)
 
     def at(position: int) -> float | None:
         try:
@@ -107,6 +115,8 @@ def _rates(
         """The lr of the k-th update from the checkpoint on; None where it does not say."""
         if k == 1:
             return state.promise.lr
+        if computes is not None:
+            return computes.rate_after_loading(k)
         if factor is not None:
             return factor(k)
         positions = _places(checkpoint, "position")
@@ -140,6 +150,12 @@ def _schedulers(checkpoint: Checkpoint) -> list[Any]:
 def _in_config(checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint keeps the position of a scheduler of DeepSpeed alone."""
     return any(map(deepspeed.is_deepspeed, _schedulers(checkpoint)))
+
+
+def _by_config(checkpoint: Checkpoint) -> ComputesRates | None:
+    """The checkpoint as one whose config says the rates of a load; None where it does not."""
+    computes = ComputesRates.optional(checkpoint)
+    return None if computes is None or computes.rate_after_loading(1) is None else computes
 
 
 def _decides(checkpoint: Checkpoint) -> bool:

@@ -1,11 +1,13 @@
 """nanotron: the optimizer shards of every rank and the one scheduler change together.
 
-It needs CUDA and flash-attn to import, so the files are made as `nanotron/serialize/optimizer.py`
-does, with torch's own AdamW and LambdaLR, and are loaded in its order."""
+The files are made as `nanotron/serialize/optimizer.py` does since November 2024, with torch's own
+AdamW and LambdaLR, and are loaded in its order. What its release of PyPI does, its own trainer says
+(`test_nanotron_real.py`)."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,20 @@ import torch
 
 from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.look.expected import expected
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from tests.support.nanotron_files import (
     BATCH,
+    FALLING,
     LENGTH,
     PEAK,
     RANKS,
     built,
     decayed,
+    falling,
     make,
+    scheduled,
     scheduler,
     shard,
 )
@@ -36,15 +42,33 @@ def run(tmp_path: Path) -> Path:
     return make(tmp_path / "run")
 
 
-def resumed(root: Path, rank: int) -> torch.optim.AdamW:
+def loaded(
+    root: Path, rank: int, rate: Callable[..., float] = decayed
+) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
     """As nanotron loads: the optimizer, the scheduler, and the scheduler's first step."""
     step = int((root / "latest.txt").read_text())
-    adam, schedule = built(rank)
+    adam, _ = built(rank)
     state = torch.load(shard(root, step, rank))
     adam.load_state_dict({key: state[key] for key in ("state", "param_groups")})
+    schedule = scheduled(adam, rate)
     schedule.load_state_dict(torch.load(scheduler(root, step)))
     schedule._initial_step()
-    return adam
+    return adam, schedule
+
+
+def resumed(root: Path, rank: int) -> torch.optim.AdamW:
+    return loaded(root, rank)[0]
+
+
+def rates(root: Path, rate: Callable[..., float], updates: int) -> list[float]:
+    """What its next updates use."""
+    adam, schedule = loaded(root, 0, rate)
+    used = []
+    for _ in range(updates):
+        used.append(float(adam.param_groups[0]["lr"]))
+        adam.step()
+        schedule.step()
+    return used
 
 
 def test_status_and_verify(run: Path) -> None:
@@ -66,6 +90,40 @@ def test_a_resume_uses_what_was_set_on_every_rank(run: Path) -> None:
         assert (matrix["betas"], matrix["eps"]) == ((0.8, 0.95), 1e-6)
         assert (matrix["weight_decay"], bias["weight_decay"]) == (0.05, 0.0)
     take_back(run, before)
+
+
+@pytest.mark.parametrize("lr", [None, 3e-4])
+def test_the_rates_are_those_of_the_saved_config(tmp_path: Path, lr: float | None) -> None:
+    """Which a load makes anew, of the rate that the groups have by then."""
+    root = make(tmp_path / "run", rate=falling, config=FALLING)
+    if lr is not None:
+        operate(root, {"set": {"lr": lr}})
+    word = expected(Run.open(root), 6)
+    assert word.by_config and not word.decides_lr and word.promise.lr == word.rate(1, None)
+    wanted = [pytest.approx(rate, rel=1e-12) for rate in rates(root, falling, 9)]
+    assert [word.rate(k, None) for k in range(1, 10)] == wanted
+    notes = look.inspect(Run.open(root)).notes
+    assert any("by its config.yaml" in note for note in notes)
+
+
+def test_a_cooldown_is_of_the_rate_that_it_has(tmp_path: Path) -> None:
+    """It becomes the base rate, which no saved config gives any more."""
+    root = make(tmp_path / "run", rate=falling, config=FALLING)
+    before = snapshot(root)
+    now = Run.open(root).checkpoint(6).rates()[0]
+    plan = surgery.plan(Run.open(root), from_data({"cooldown": {"steps": 4, "to": 1e-5}}))
+    surgery.apply(Run.open(root), plan)
+    assert plan.promise is not None and plan.promise.lr == now and "lr" in plan.promise.not_known
+    line = plan.warnings[-1].removesuffix(": the decay is in no checkpoint")
+    assert line.endswith("lr_decay_starting_step: 7, lr_decay_steps: 4, min_decay_lr: 1.0e-05")
+
+    def cooled(step: int, initial: float) -> float:
+        return (1e-5 + (initial - 1e-5) * (1 - min(4, max(0, step - 7)) / 4)) / initial
+
+    wanted = [1e-5 + (now - 1e-5) * (1 - k / 4) for k in range(5)]
+    assert rates(root, cooled, 5) == pytest.approx(wanted, rel=1e-12)
+    assert not expected(Run.open(root), 6).by_config
+    take_back(root, before)
 
 
 def test_a_rollback_moves_the_pointer_and_the_later_steps(run: Path) -> None:

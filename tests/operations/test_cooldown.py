@@ -250,8 +250,9 @@ def test_others_are_told_what_to_write(tmp_path: Path) -> None:
     words = refused(olmo(tmp_path / "olmo"), steps=4)
     assert "override_decay='{start: 7, duration: 4, shape: linear, end_lr: 0.0}'" in words
     assert "linear and cosine" in refused(tmp_path / "olmo", steps=4, shape="1-sqrt")
-    words = refused(nanotron(tmp_path / "nanotron"), steps=2, shape="1-sqrt")
-    assert "lr_decay_style: 1-sqrt, lr_decay_starting_step: " in words
+    run = Run.open(nanotron(tmp_path / "nanotron"))
+    words = plan(run, from_data({"cooldown": {"steps": 2, "shape": "1-sqrt"}})).warnings[-1]
+    assert "lr_decay_style: 1-sqrt, lr_decay_starting_step: 7, lr_decay_steps: 2" in words
     fairseq(tmp_path / "fairseq")
     words = refused(tmp_path / "fairseq", steps=2)
     assert "--lr-scheduler polynomial_decay --power 1 --lr " in words

@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 from tests.support.launch import REPO
 
 LOADED, COMPUTED, READ = "L", "C", "S"
-PINS = ["constraints.txt", "constraints-sources.txt", "constraints-fairseq.txt"]
+PINS = [
+    "constraints.txt", "constraints-sources.txt", "constraints-fairseq.txt",
+    "constraints-nanotron.txt",
+]  # fmt: skip
 NEWEST = "newest "
 """Before the name of a library that is installed beside the environment."""
 IMPORTS = {

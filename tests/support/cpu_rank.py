@@ -21,6 +21,11 @@ class OnCpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"
+        if func is torch.Tensor.to:
+            args = [
+                "cpu" if isinstance(each, (str, torch.device)) and "cuda" in str(each) else each
+                for each in args
+            ]
         if func is torch.Tensor.cuda:
             return args[0]
         out = func(*args, **kwargs)

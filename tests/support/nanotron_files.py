@@ -1,9 +1,11 @@
-"""Runs with the files of nanotron, made by torch's own AdamW and LambdaLR."""
+"""Runs with the files of nanotron since November 2024, made by torch's own AdamW and LambdaLR."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,29 @@ model:
 """
 
 
-def decayed(step: int) -> float:
+def decayed(step: int, initial: float = PEAK) -> float:
     """The function of the schedule, which no state keeps."""
     return 0.9**step
 
 
+FALLING = f"""\
+{CONFIG}
+optimizer:
+  learning_rate_scheduler: {{
+    learning_rate: {PEAK}, lr_warmup_steps: 2, lr_warmup_style: linear, lr_decay_style: 1-sqrt,
+    lr_decay_starting_step: 3, lr_decay_steps: 9, min_decay_lr: 1.0e-04 }}
+"""
+
+
+def falling(step: int, initial: float) -> float:
+    """The same as `FALLING` has it, for a group of which the rate was `initial`."""
+    if step <= 3:
+        return min(step / 2, 1.0)
+    return (1e-4 + (initial - 1e-4) * (1 - math.sqrt(min(1, (step - 3) / 9)))) / initial
+
+
 def built(
-    rank: int, names: Mapping[str, tuple[int, ...]] = NAMES
+    rank: int, names: Mapping[str, tuple[int, ...]] = NAMES, rate: Callable[..., float] = decayed
 ) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
     """One rank's slices of matrices, which decay, and of a bias, which does not."""
     torch.manual_seed(rank)
@@ -48,17 +66,30 @@ def built(
         for shape in names.values()
     ]
     adam = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.95))
-    return adam, torch.optim.lr_scheduler.LambdaLR(adam, decayed)
+    return adam, scheduled(adam, rate)
+
+
+def scheduled(
+    adam: torch.optim.AdamW, rate: Callable[..., float] = decayed
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """With a function for each group, made of the lr that it has."""
+    functions = [partial(rate, initial=group["lr"]) for group in adam.param_groups]
+    return torch.optim.lr_scheduler.LambdaLR(adam, functions)
 
 
 def named(rank: int) -> str:
     return f"optimizer_pp-0-of-1_dp-{rank}-of-{RANKS}_tp-0-of-1_exp-0-of-1.pt"
 
 
-def make(root: Path, names: Mapping[str, tuple[int, ...]] = NAMES) -> Path:
+def make(
+    root: Path,
+    names: Mapping[str, tuple[int, ...]] = NAMES,
+    rate: Callable[..., float] = decayed,
+    config: str = CONFIG,
+) -> Path:
     """A run with steps 2, 4 and 6 of two data-parallel ranks."""
     for rank in range(RANKS):
-        adam, schedule = built(rank, names)
+        adam, schedule = built(rank, names, rate)
         for step in range(1, 7):
             for group in adam.param_groups:
                 group["params"][0].grad = torch.randn_like(group["params"][0])
@@ -73,18 +104,16 @@ def make(root: Path, names: Mapping[str, tuple[int, ...]] = NAMES) -> Path:
             masters = dict(zip(names, slices, strict=True))
             torch.save({**state, "gradient_accumulator": masters}, shard(root, step, rank))
             torch.save(schedule.state_dict(), scheduler(root, step))
-            config = {
+            sizes = {
                 "type": "ZeroDistributedOptimizer",
                 "parallelism": {
                     "tp_size": "1", "dp_size": "2", "pp_size": "1", "expert_parallel_size": "1",
                 },
             }  # fmt: skip
-            (root / str(step) / "optimizer" / "optimizer_config.json").write_text(
-                json.dumps(config)
-            )
+            (root / str(step) / "optimizer" / "optimizer_config.json").write_text(json.dumps(sizes))
             metadata = root / str(step) / "checkpoint_metadata.json"
             metadata.write_text(json.dumps(metas(step), indent=2, sort_keys=True))
-            (root / str(step) / "config.yaml").write_text(CONFIG)
+            (root / str(step) / "config.yaml").write_text(config)
     for step in (2, 4, 6):
         for name in names:
             save_weight(root, step, name)
@@ -138,4 +167,4 @@ def weight(root: Path, step: int, name: str) -> Path:
 
 
 def scheduler(root: Path, step: int) -> Path:
-    return root / str(step) / "lr_scheduler" / "lr_scheduler.pt"
+    return root / str(step) / "lr_scheduler" / "lr_scheduler_pp-0-of-1_tp-0-of-1_exp-0-of-1.pt"

@@ -1,14 +1,15 @@
 """nanotron runs: `<N>/optimizer/*.pt`, `<N>/lr_scheduler/*.pt`, and `latest.txt`.
 
 Names: `nanotron/serialize/optimizer.py`. The weights are safetensors; the optimizer is torch files.
-On a load the optimizer comes first, then the scheduler, which makes one step at once.
+On a load the optimizer comes first, then the scheduler is made anew and loads its state; since
+November 2024 it makes one step at once (`nanotron/trainer.py`, 0.4 and 2411b022).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,16 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
-from ckptsurgeon.formats.capabilities import HasHeads
+from ckptsurgeon.formats.capabilities import ComputesRates, HasHeads
 from ckptsurgeon.formats.fields.shard_files import read_shards
-from ckptsurgeon.formats.fields.understood import is_count, mapping, problem, understood
-from ckptsurgeon.formats.fields.values import Decay, Part, Place, Setting
+from ckptsurgeon.formats.fields.understood import (
+    is_count,
+    is_number,
+    mapping,
+    problem,
+    understood,
+)
+from ckptsurgeon.formats.fields.values import Decay, Part, Place, Setting, State
 from ckptsurgeon.formats.heads import head_counts, heads
 from ckptsurgeon.formats.heads.heads import Attention
 from ckptsurgeon.formats.places import json_beside
@@ -27,22 +34,27 @@ from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.plain import nanotron_parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.plain.nanotron_parts import SHARD
+from ckptsurgeon.formats.schedules import nanotron, torch_classes, torch_cooldown
+from ckptsurgeon.formats.schedules.check import refuse_no_rate
 from ckptsurgeon.formats.step_folders import StepFolders, listed
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Key
+from ckptsurgeon.plans.promise import Caveat
 
 LATEST = "latest.txt"
 METADATA = "checkpoint_metadata.json"
 CONFIG = "optimizer_config.json"
+UNRANKED = "lr_scheduler.pt"
 TOTAL, LAST = ("metas", "consumed_train_samples"), ("metas", "last_train_step")
 STAGES = ("metas", "data_stages")
 
 
 @dataclass
-class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads):
+class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads, ComputesRates):
     """The optimizer shards of all ranks, the one scheduler, and `checkpoint_metadata.json`."""
 
-    batch: int | None = field(kw_only=True, default=None)
+    config: Mapping[str, Any] = field(kw_only=True, default_factory=dict)
+    """What the run was last started with; empty where the step does not say."""
 
     def find(self, field: str) -> Sequence[Place]:
         """The counters are in the metadata."""
@@ -51,11 +63,6 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads):
             return super().find(field)
         return [place for file in self.texts for place in self.at(file, path)]
 
-    @property
-    def asked(self) -> bool:
-        """No: its source was read."""
-        return False
-
     def iteration(self) -> int:
         """`last_train_step`: the loop goes on after it."""
         steps = [place.value for place in self.locate("iteration")]
@@ -63,7 +70,7 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads):
 
     def batch_size(self) -> int | None:
         """By the saved config."""
-        return self.batch
+        return _batch(self.config)
 
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """The samples of the current stage are what its sampler begins at; the total must be their
@@ -113,31 +120,124 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads):
         """The scheduler writes the groups' lr when it is loaded."""
         return not self.schedulers
 
+    # --- the schedule ----------------------------------------------------------------------------
+
+    @property
+    def _begins_anew(self) -> bool:
+        """Whether a load leaves the rate of step 0 for its first update: up to November 2024, when
+        the scheduler's file was named without ranks."""
+        return any(file.name == UNRANKED for file, _ in self.schedulers)
+
+    @property
+    def _divides_by_groups(self) -> bool:
+        """Whether the schedule's function divides by the groups' lr at the load, and not by the
+        config's: since April 2024 each group has its own, of which torch saves a dict."""
+        functions: Sequence[Any] = mapping(self.saved_schedule()).get("lr_lambdas") or [None]
+        return functions[0] is not None
+
+    def rate_after_loading(self, k: int) -> float | None:
+        """Of the k-th update after a load, in the first param group, by the saved config. None
+        where that does not give the rate that was saved, as then another one holds."""
+        state, rates = self.saved_schedule(), self.rates()
+        section = nanotron.of(self.config)
+        peak: Any = section.get("learning_rate")
+        if torch_classes.kind(state) != "LambdaLR" or not rates or not is_number(peak):
+            return None
+        base, now = float(state["base_lrs"][0]), int(state["last_epoch"])
+        made = nanotron.factor(section, now, peak)
+        if made is None or not math.isclose(base * made, rates[0], rel_tol=1e-6):
+            return None
+        top = rates[0] if self._divides_by_groups else peak
+        if self._begins_anew:
+            now = now - 1 if k > 1 else -1
+        factor = nanotron.factor(section, now + k, top)
+        return None if factor is None else base * factor
+
+    def read_state(self) -> State:
+        """With the lr that a load makes of the saved config."""
+        state = super().read_state()
+        none: float | None = None
+        rate = self.where_clear("scheduler", lambda: self.rate_after_loading(1), none)
+        return state if rate is None else replace(state, promise=replace(state.promise, lr=rate))
+
     def notes(self) -> Iterator[str]:
-        """The first lr after a load is the schedule's next one."""
+        """What a load makes of the rate, and whether the config says it."""
         yield from super().notes()
-        if self.schedulers:
+        if not self.schedulers:
+            return
+        words = "nanotron steps its schedule once when it loads: the next lr is a step ahead"
+        first, second = self.rate_after_loading(1), self.rate_after_loading(2)
+        if self._begins_anew:
+            at = "" if second is None else f", at {second:g}"
+            words = (
+                "when it loads, nanotron leaves the rate of step 0 of its schedule for one update; "
+                f"the update after that goes on where the schedule stood{at}"
+            )
+        if first is None:
+            yield Caveat(
+                f"{words}. The config.yaml of {self.path.name} does not give the saved rate, so "
+                "what schedule that is is not known",
+                "lr",
+                known=False,
+            )
+        else:
+            yield Caveat(words, "lr") if self._begins_anew else f"{words}, by its config.yaml"
+        if self._divides_by_groups and nanotron.of(self.config).get("min_decay_lr") != 0:
             yield (
-                "nanotron steps its schedule once when it loads: the next lr is that of one step "
-                "later, from the same base_lrs; with a min_decay_lr above 0 it decays to base_lr × "
-                "min_decay_lr / (the groups' lr at the load), as it divides by that lr"
+                "with a min_decay_lr above 0 nanotron decays to base_lr × min_decay_lr / (the "
+                "groups' lr at the load), as it divides by that lr"
             )
 
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """The lr. Raises SurgeryError for what the config says, with its keys."""
+        lacking = sorted(values.keys() & nanotron.KEYS.keys())
+        if not lacking or "position" in values:
+            return super().reschedule(values)
+        raise SurgeryError(
+            f"nanotron takes {', '.join(lacking)} from its config alone",
+            next=f"relaunch with these under {nanotron.SECTION}: {self._in_config(values)}",
+        )
+
+    def _in_config(self, values: Mapping[str, Any]) -> str:
+        """Keys and values of the section, whose decay is counted from where it begins."""
+        given = {nanotron.KEYS[key]: values[key] for key in nanotron.KEYS if key in values}
+        if "decay" in values:
+            begins = nanotron.beginning({**nanotron.of(self.config), **given})
+            less = f"{values['decay']} less the step at which it begins"
+            given["lr_decay_steps"] = values["decay"] - begins if is_count(begins) else less
+        return nanotron.in_yaml(given)
+
     def cooldown(self, decay: Decay) -> tuple[list[Setting], list[str]]:
-        """Refused with the keys of the config that do it: the load makes one step, so the decay
-        starts one later than the saved position. Source: `nanotron/helpers.py`,
-        lr_scheduler_builder."""
+        """The rates of the next step as base rates, and the keys of the config that make them
+        decay. Raises SurgeryError with these where nothing else is to do."""
         positions = [int(place.value) for place in self.locate("position")]
         if not positions:
             return super().cooldown(decay)
-        raise SurgeryError(
-            "nanotron decays by its config alone",
-            next=(
-                "relaunch with these under optimizer.learning_rate_scheduler, and learning_rate as "
-                f"it was: lr_decay_style: {decay.shape}, lr_decay_starting_step: "
-                f"{positions[0] + 1}, lr_decay_steps: {decay.steps}, min_decay_lr: {decay.to!r}"
-            ),
-        )
+        top = max(self.rates(), default=0.0)
+        refuse_no_rate(top)
+        if decay.shape == "1-sqrt" and not self._divides_by_groups:
+            raise SurgeryError(
+                f"this nanotron has no decay of the shape {decay.shape}",
+                next=command(
+                    "cooldown", "--shape", "linear", why="its shapes are linear and cosine"
+                ),
+            )
+        keys = {
+            "learning_rate": top,
+            "lr_warmup_steps": 0,
+            "lr_warmup_style": "constant",
+            "lr_decay_style": decay.shape,
+            "lr_decay_starting_step": positions[0] + (not self._begins_anew),
+            "lr_decay_steps": decay.steps,
+            "min_decay_lr": decay.to,
+        }
+        words = f"relaunch with these under {nanotron.SECTION}: {nanotron.in_yaml(keys)}"
+        settings = torch_cooldown.rebased(self)
+        if not settings:
+            raise SurgeryError("nanotron decays by its config alone", next=words)
+        return settings, [f"{words}: the decay is in no checkpoint"]
+
+    # --- elements --------------------------------------------------------------------------------
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """By `names` in each shard, which number the parameters of its groups."""
@@ -156,10 +256,10 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads):
 
     def attention(self) -> tuple[list[Attention], list[str]]:
         """By the model of the saved config."""
-        config, name = _config(self.path / "config.yaml"), self.path.name
-        if not mapping(config.get("model")):
+        name = self.path.name
+        if not mapping(self.config.get("model")):
             raise head_counts.unsaid(name)
-        return heads.attentions(self.parts(), head_counts.of_nanotron(config, name))
+        return heads.attentions(self.parts(), head_counts.of_nanotron(self.config, name))
 
     def fragments(self, name: str) -> list[Part]:
         """By `names` in each shard, which has the whole tensor of a rank."""
@@ -176,12 +276,12 @@ class Nanotron(StepFolders):
     """Folders whose names are numbers."""
 
     name = "nanotron"
-    options: Mapping[str, str] = {
-        "clip_grad": "optimizer.clip_grad",
-        "seed": "general.seed",
-    }
+    options: Mapping[str, str] = {"clip_grad": "optimizer.clip_grad", "seed": "data.seed"}
     """By keys of its config: it takes nothing from the command line."""
-    fresh_optimizer = "checkpoints.load_optimizer: false in its config"
+    fresh_optimizer = (
+        "checkpoints.load_optimizer: false in its config (up to November 2024: no "
+        "resume_checkpoint_path, and model.init_method.path, which begins at step 0)"
+    )
 
     def is_step(self, folder: Path) -> bool:
         """A number, with the metadata and an optimizer's folder."""
@@ -262,7 +362,7 @@ class Nanotron(StepFolders):
             trees={**trees, **values},
             archives=archives,
             texts=texts,
-            batch=_batch(folder / "config.yaml"),
+            config=_config(folder / "config.yaml"),
             optimizers=tuple((path, ()) for path in shards if path in archives),
             schedulers=tuple((path, ()) for path in schedulers if path in archives),
             family="nanotron",
@@ -278,9 +378,8 @@ def _config(path: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _batch(path: Path) -> int | None:
-    """The samples of an iteration by the saved config; None where it does not say."""
-    config = _config(path)
+def _batch(config: Mapping[str, Any]) -> int | None:
+    """The samples of an iteration; None where the config does not say."""
     try:
         tokens, parallel = config["tokens"], config["parallelism"]
         sizes = (

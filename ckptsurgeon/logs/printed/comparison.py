@@ -39,7 +39,8 @@ class Expected:
 
     `rate` is the lr of the k-th update from here, where so many samples are in a batch, or None
     where only the trainer's own config says it; `decides_lr` is false where that config decides
-    the first one as well. `before` is the lr of that update if there had been no surgery.
+    the first one as well, and `by_config` says that `rate` is by the config of the checkpoint, from
+    which a launch may differ. `before` is the lr of that update if there had been no surgery.
     `batch_size` is that of the first update, and of those after it if `steady`. `epoch_steps` is
     how many updates an epoch has, `skipped` how many overflowed so far; the betas change at each
     update unless `steady_betas`. `remedy` is what makes a trainer that differs agree."""
@@ -47,6 +48,7 @@ class Expected:
     promise: Promise
     rate: Callable[[int, int | None], float | None]
     decides_lr: bool = True
+    by_config: bool = False
     before: float | None = None
     batch_size: int | None = None
     steady: bool = True
@@ -192,14 +194,14 @@ class Comparison:
         """One rate against those of the updates that it may be of."""
         promise = self.expected.promise
         candidates: dict[int, float | None] = {}
-        if self.expected.decides_lr:
+        if self.expected.decides_lr or self.expected.by_config:
             candidates = {k: self.expected.rate(k, batch) for k in dict.fromkeys(which) if k > 0}
         known = {k: rate for k, rate in candidates.items() if rate is not None}
         if 1 in candidates:
             self._fields.add("lr")
         if any(number.agrees(rate) for rate in known.values()):
             self._agrees(f"{of}: {number}")
-        elif len(known) == len(candidates) and known:
+        elif len(known) == len(candidates) and known and self.expected.decides_lr:
             self._differs(of, f"{next(iter(known.values())):.9g}", f"{number}", statement)
         elif self._went_back(number.value):
             words = f"{number}, as before the surgery"

@@ -1,8 +1,9 @@
 """nanotron's iteration line: `iteration: 7 / 100 | consumed_tokens: 1.2K | … | lr: 9.99e-05 | …`.
 
 Source: `LoggerWriter` and `human_format` in `src/nanotron/logging/base.py`, `train_step_logs` in
-`src/nanotron/trainer.py` of huggingface/nanotron at 2411b022. `get_last_lr` is asked after the
-scheduler's step, so the line of iteration N has the rate of N + 1, in three significant digits.
+`src/nanotron/trainer.py` of huggingface/nanotron at 2411b022; tests have the lines of 0.4.
+`get_last_lr` is asked after the scheduler's step, so the line of iteration N has the rate of N + 1,
+in three significant digits.
 """
 
 from __future__ import annotations
