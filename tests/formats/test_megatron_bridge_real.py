@@ -22,6 +22,7 @@ from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from tests.support.bridge import needed, start, train
+from tests.support.launch import said_by_step
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -29,6 +30,28 @@ pytestmark = [pytest.mark.formats, needed]
 Maker = Callable[..., Path]
 OVERRIDES = "scheduler.override_opt_param_scheduler=true"
 NAMED = "checkpoint.dist_ckpt_optim_fully_reshardable=true"
+DECAY = "scheduler.lr_decay_iters=16"
+KINDS = {
+    "WSD": ("scheduler.lr_decay_style=WSD scheduler.lr_wsd_decay_iters=15", DECAY),
+    "bf16": ("model.bf16=true model.params_dtype=bf16 optimizer.bf16=true", DECAY),
+    "muP": ("model.use_mup=true model.mup_base_hidden_size=4", DECAY),
+    "decoupled": (
+        "optimizer.decoupled_lr=0.002 optimizer.decoupled_min_lr=0.0002 "
+        "model.share_embeddings_and_output_weights=false",
+        f"{DECAY} optimizer.decoupled_lr=0.0006",
+    ),
+    "samples": (
+        "train.train_iters=null train.train_samples=160 "
+        "scheduler.lr_warmup_iters=0 scheduler.lr_warmup_samples=16",
+        "scheduler.lr_decay_samples=128",
+    ),
+    "max_steps": (
+        "scheduler.max_steps=40",
+        f"{DECAY} scheduler.use_checkpoint_opt_param_scheduler=true "
+        "scheduler.override_opt_param_scheduler=false",
+    ),
+}
+"""Settings of a run → what a plan says to relaunch it with, beside the rate."""
 PLACE = "dataset.dataloader_type=external"
 """A loader that saves its own place, as Energon's does."""
 RECIPE: dict[str, Any] = {
@@ -120,6 +143,34 @@ def test_the_promise_is_what_the_next_updates_use(
         assert update["weight_decay"] == [0.3, 0.0]
     assert used[6]["lr"] == [pytest.approx(3e-4 - 2.7e-4 * (40 - 24) / (96 - 24), rel=1e-12)] * 2
     take_back(root, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_rate_is_used_in_runs_of_each_kind(run: Maker, kind: str) -> None:
+    """All groups keep their proportions, and the printed rate is the promised one."""
+    settings, said = KINDS[kind][0].split(), KINDS[kind][1].split()
+    flags = ["optimizer.lr=0.0003", *said]
+    root = run(*settings)
+    plan = operate(root, {"rollback": {"to": 4}, "set": {"lr": 3e-4, "decay": 128}})
+    assert keys(plan) == flags
+    done = start(shutil.copytree(root, root.with_name("twin")), 6, *settings, *flags)
+    used = said_by_step(done.stdout)
+    assert plan.promise is not None and used[5]["lr"][0] == plan.promise.lr
+    first = json.loads((root.parent / "used.json").read_text())["5"]["lr"]
+    shares = [lr / used[5]["lr"][0] for lr in used[5]["lr"]]
+    assert shares == pytest.approx([lr / first[0] for lr in first])
+    (root.parent / "log").write_text(done.stdout)
+    assert call("verify", "--log", root.parent / "log", "-C", root).exit_code == 0
+
+
+def test_a_schedule_that_is_overridden_in_silence_is_caught(run: Maker, tmp_path: Path) -> None:
+    root = run(OVERRIDES)
+    plan = operate(root, {"rollback": {"to": 4}, "set": {"decay": 96}})
+    assert keys(plan) == ["scheduler.lr_decay_iters=12"]
+    twin = shutil.copytree(root, tmp_path / "twin")
+    (tmp_path / "log").write_text(start(twin, 8, OVERRIDES).stdout)
+    caught = call("verify", "--log", tmp_path / "log", "-C", root)
+    assert caught.exit_code == 4 and "the config wins" in caught.stdout
 
 
 def test_a_launch_as_before_the_surgery_is_refused_by_the_trainer(run: Maker) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.launch import run_module
+from tests.support.launch import run_module, said_by_step
 from tests.support.newest_megatron import FOLDER, beside
 
 needed = pytest.mark.skipif(
@@ -22,11 +21,10 @@ def start(root: Path, stop: int, *settings: object, ranks: int = 1, status: int 
     return run_module(
         "tests.support.bridge_trainer", root, stop, *settings, ranks=ranks, status=status,
         environment={"PYTHONWARNINGS": "ignore"},
+        warm="tests.support.bridge_loop",
     )  # fmt: skip
 
 
 def train(root: Path, stop: int, *settings: object, ranks: int = 1) -> dict[int, Any]:
     """To iteration `stop`, from where it resumes by itself: what each update used."""
-    done = start(root, stop, *settings, ranks=ranks)
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
-    return {int(step): used for step, used in json.loads(line).items()}
+    return said_by_step(start(root, stop, *settings, ranks=ranks).stdout)

@@ -42,12 +42,20 @@ from megatron.bridge.training.state import GlobalState  # noqa: E402
 from megatron.bridge.training.tokenizers.config import TokenizerConfig  # noqa: E402
 from megatron.bridge.training.train import train  # noqa: E402
 from megatron.core import tensor_parallel  # noqa: E402
+from megatron.core.dist_checkpointing.strategies.filesystem_async import (  # noqa: E402
+    get_write_results_queue,
+)
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.num_microbatches_calculator import (  # noqa: E402
     init_num_microbatches_calculator,
 )
 
 WORDS, LENGTH, SAMPLES, BATCH, MICRO = 32, 8, 4096, 8, 4
+
+
+def begin() -> None:
+    """Start the process by which the saver collects results, while this one has no thread."""
+    get_write_results_queue("fork")
 
 
 def layers(_: Any) -> Any:

@@ -1,7 +1,5 @@
 """Trains by Megatron-Bridge's own loop, and prints what each update used; what it prints before is
-the trainer's.
-
-A process that the saver starts imports this module, and so not the library."""
+the trainer's."""
 
 from __future__ import annotations
 
@@ -13,27 +11,29 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from tests.support import bridge_loop
 from tests.support.cpu_rank import cpu_rank
 
 
 def main() -> None:
-    from tests.support import bridge_loop
-
     parser = argparse.ArgumentParser()
     parser.add_argument("root", type=Path)
     parser.add_argument("stop", type=int, help="the iteration after which it ends")
     parser.add_argument("settings", nargs="*", help="of its config: section.key=value")
     wanted = parser.parse_args()
     torch.set_num_threads(1)
-    with cpu_rank():
-        used = bridge_loop.run(
-            wanted.root, [f"train.exit_interval={wanted.stop}", *wanted.settings]
-        )
-        if dist.get_rank() == 0:
-            print(json.dumps(used), flush=True)
-    for worker in multiprocessing.active_children():  # a rank that was forked ends without atexit
-        worker.terminate()
-        worker.join()
+    bridge_loop.begin()
+    try:
+        with cpu_rank():
+            used = bridge_loop.run(
+                wanted.root, [f"train.exit_interval={wanted.stop}", *wanted.settings]
+            )
+            if dist.get_rank() == 0:
+                print(json.dumps(used), flush=True)
+    finally:
+        for worker in multiprocessing.active_children():  # a fork ends without atexit
+            worker.terminate()
+            worker.join()
 
 
 if __name__ == "__main__":

@@ -40,9 +40,11 @@ def run_module(
     ranks: int = 1,
     status: int = 0,
     environment: Mapping[str, str] | None = None,
+    warm: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """The same for any module of this repository, with `environment` above this process's own;
-    with several ranks as torchrun does, which exits with 1 when a rank fails."""
+    with several ranks as torchrun does, which exits with 1 when a rank fails. All that name a
+    module `warm` share its import."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("stdout", "stderr")]
         for file in files:
@@ -50,7 +52,7 @@ def run_module(
         words = [str(word) for word in arguments]
         variables = {**os.environ, **ON_CPU, **(environment or {})}
         request = Request(module, words, variables, ranks, *map(str, files))
-        codes = _answer(request)
+        codes = _answer(request, warm)
         out, err = (file.read_text("utf-8") for file in files)
     code = codes[0] if ranks == 1 else int(any(codes))
     assert code == status, f"exit {codes}\n{err[-3000:]}"
@@ -60,15 +62,19 @@ def run_module(
 def by_step(
     module: str, *arguments: object, ranks: int = 1, environment: Mapping[str, str] | None = None
 ) -> dict[int, Any]:
-    """What a program says of each step: the one line of JSON among all that its libraries print."""
+    """What a program says of each step."""
     quiet = {"PYTHONWARNINGS": "ignore", **(environment or {})}
-    done = run_module(module, *arguments, ranks=ranks, environment=quiet)
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"'))
+    return said_by_step(run_module(module, *arguments, ranks=ranks, environment=quiet).stdout)
+
+
+def said_by_step(text: str) -> dict[int, Any]:
+    """The one line of JSON among all that a program's libraries print, by the step."""
+    (line,) = (line for line in text.splitlines() if line.startswith('{"'))
     return {int(step): said for step, said in json.loads(line).items()}
 
 
-def _answer(request: Request) -> list[int]:
-    server = _server()
+def _answer(request: Request, warm: str) -> list[int]:
+    server = _server(warm)
     assert server.stdin is not None and server.stdout is not None
     server.stdin.write(json.dumps(asdict(request)) + "\n")
     server.stdin.flush()
@@ -78,10 +84,10 @@ def _answer(request: Request) -> list[int]:
 
 
 @cache
-def _server() -> subprocess.Popen[str]:
-    """One for each process of the test suite; it ends with it."""
+def _server(warm: str) -> subprocess.Popen[str]:
+    """One for each process of the test suite, and one more for a module; it ends with it."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.warm"],
+        [sys.executable, "-m", "tests.support.warm", *[warm] * bool(warm)],
         cwd=REPO,
         env={**os.environ, **ON_CPU},
         stdin=subprocess.PIPE,

@@ -1,15 +1,16 @@
 """A process that has imported torch and DeepSpeed once, and forks a Python program per request.
 
-Run as `python -m tests.support.warm`. A request is a line of JSON on stdin; the answer is the exit
-status of each rank, in a line on stdout. Each program is a process of its own that starts as
-`python -m MODULE` does: with this folder on its path, its own arguments, environment, stdout and
-stderr, and nothing imported of this project. What it shares with its siblings is the import of the
-libraries, which nothing has used: no thread, no process group, no kernel.
+Run as `python -m tests.support.warm [MODULE…]`. A request is a line of JSON on stdin; the answer is
+the exit status of each rank, in a line on stdout. Each program is a process of its own that starts
+as `python -m MODULE` does: with this folder on its path, its own arguments, environment, stdout and
+stderr, and nothing imported of this project but what is named. What it shares with its siblings is
+the import of the libraries, which nothing has used: no thread, no process group, no kernel.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import inspect
 import json
 import os
@@ -18,6 +19,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,7 +42,7 @@ class Request:
     stderr: str
 
 
-def import_libraries() -> None:
+def import_libraries(more: Sequence[str] = ()) -> None:
     """What a trainer has imported when it prints its first line; torch's compiler is told first, as
     the trainer does it."""
     import torch
@@ -54,6 +56,9 @@ def import_libraries() -> None:
     import torch.utils.tensorboard
 
     assert deepspeed and omegaconf
+    with redirect_stdout(sys.stderr):  # answers alone go there
+        for module in more:
+            importlib.import_module(module)
     inspect.getmodule(import_libraries)  # once, for each definition of a kernel asks for its file
     gc.freeze()  # what all share is no garbage: a look at it would copy it
     assert len([*Path("/proc/self/task").iterdir()]) == 1, (
@@ -159,7 +164,7 @@ def wait(children: Sequence[int]) -> list[int]:
 
 def main() -> None:
     """Serve until stdin ends."""
-    import_libraries()
+    import_libraries(sys.argv[1:])
     for line in sys.stdin:
         statuses = serve(Request(**json.loads(line)))
         print(json.dumps(statuses), flush=True)
