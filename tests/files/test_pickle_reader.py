@@ -139,6 +139,12 @@ def test_a_member_of_an_enum_by_its_name(protocol: int) -> None:
     assert unknown(names) == []
 
 
+@pytest.mark.parametrize("name", ["CudaGraphModule", "CudaGraphScope", "InferenceCudaGraphScope"])
+def test_what_megatrons_arguments_hold_is_known(name: str) -> None:
+    cls = f"megatron.core.transformer.enums.{name}"
+    assert unknown({cls, f"{cls}.attn"}) == []
+
+
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize(
     ("value", "name"),

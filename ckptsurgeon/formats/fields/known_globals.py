@@ -93,7 +93,8 @@ CLASSES: Mapping[str, Collection[str]] = {
     },
     "megatron": {
         "MCoreMetadata", "MCoreSavePlan", "RerunDiagnostic", "RerunMode", "RerunState",
-        "OptimizerConfig", "AttnBackend",
+        "OptimizerConfig", "AttnBackend", "CudaGraphModule", "CudaGraphScope",
+        "InferenceCudaGraphScope",
         "AttnMaskType", "AttnType", "LayerType", "ModelType", "PositionEmbeddingType",
     },
     "olmo_core": {"_StorageInfo"},
@@ -111,6 +112,7 @@ CLASSES: Mapping[str, Collection[str]] = {
 ENUMS = frozenset(
     {
         "ZeroStageEnum", "RerunDiagnostic", "RerunMode", "RerunState", "AttnBackend",
+        "CudaGraphModule", "CudaGraphScope", "InferenceCudaGraphScope",
         "AttnMaskType", "AttnType", "LayerType", "ModelType", "PositionEmbeddingType",
         "WriteItemType", "_MEM_FORMAT_ENCODING", "Signals", "LMONorm", "PreConditionerType",
     }
