@@ -110,6 +110,15 @@ def test_the_order_of_the_model_is_not_that_of_the_writers(tmp_path: Path) -> No
     assert [name for name in saved.flattened() if name in wanted] == wanted
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_groups_that_have_names_need_nothing_else_to_be_told_apart(
+    tmp_path: Path, named: bool
+) -> None:
+    root = save(tmp_path, named=named, twins=True)
+    warnings = surgery.plan(Run.open(root), from_data({"set": {"beta2": 0.99}})).warnings
+    assert any("does not tell them apart" in text for text in warnings) == (not named)
+
+
 MIXED = ((0, 1), (2, 3))
 """Both groups have parameters of one shape: which of the model's are in which is not saved."""
 

@@ -1,6 +1,7 @@
 """Apex's FusedAdam for a CPU, under apex's module name: the step is in the group, not in the state.
 
-Megatron-LM runs with it or with Transformer Engine's, which keeps the step in the same place; of
+Megatron-LM runs with it or with Transformer Engine's, which keeps the step in the same place, and
+has a state of each parameter, also without a gradient: Megatron-FSDP saves one from every rank. Of
 apex it needs no more.
 """
 
@@ -40,12 +41,12 @@ class FusedAdam(torch.optim.Optimizer):
             group["step"] = group.get("step", 0) + 1
             beta1, beta2 = group["betas"]
             for p in group["params"]:
-                if p.grad is None:
-                    continue
                 state = self.state[p]
                 if not state:
                     state["exp_avg"] = torch.zeros_like(p)
                     state["exp_avg_sq"] = torch.zeros_like(p)
+                if p.grad is None:
+                    continue
                 m, v = state["exp_avg"], state["exp_avg_sq"]
                 m.mul_(beta1).add_(p.grad, alpha=1 - beta1)
                 v.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)

@@ -19,7 +19,7 @@ class OnCpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if str(kwargs.get("device", "")).startswith("cuda"):
+        if _is_cuda(kwargs.get("device")):
             kwargs["device"] = "cpu"
         if func is torch.Tensor.to:
             args = [
@@ -28,9 +28,17 @@ class OnCpu(TorchFunctionMode):
             ]
         if func is torch.Tensor.cuda:
             return args[0]
+        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+            args = (args[0], "cpu", *args[2:])
         out = func(*args, **kwargs)
         asks_type = func is torch.Tensor.type and len(args) == 1 and not kwargs
         return out.replace("torch.", "torch.cuda.") if asks_type else out
+
+
+def _is_cuda(device: Any) -> bool:
+    """Whether it names a CUDA device, also by its number."""
+    named = isinstance(device, (str, torch.device)) and str(device).startswith("cuda")
+    return named or isinstance(device, int)
 
 
 @contextmanager

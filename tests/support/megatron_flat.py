@@ -52,11 +52,13 @@ def save(
     shuffled: bool = False,
     groups: Groups = GROUPS,
     masters: bool = True,
+    twins: bool = False,
     **command_line: Any,
 ) -> Path:
     """fsdp_dtensor, or without `named` torch_dcp; without `args`, as Megatron-Bridge saves it.
     `shuffled` lists the tensors in another order than the state has, as writers with threads do.
-    `groups` are of torch_dcp; without `masters` it is FP32Optimizer's."""
+    `groups` are of torch_dcp; without `masters` it is FP32Optimizer's. `twins` are groups that
+    differ in eps alone."""
     table = ATTENTION if "num_attention_heads" in command_line else TABLE
     groups = ATTENTION_GROUPS if table is ATTENTION else groups
     for step in steps:
@@ -81,6 +83,8 @@ def save(
             state["optimizer"] = _numbered(schedule, step, groups, table)["optimizer"]
         if not args:
             del state["args"]
+        for group in _groups(state["optimizer"]) if twins else ():
+            group["eps"], group["wd_mult"] = 1e-8 if group["wd_mult"] else 3e-9, 1.0
         with warnings.catch_warnings():  # torch warns that there is no process group
             warnings.simplefilter("ignore")
             dcp.save(state, checkpoint_id=folder, no_dist=True)
@@ -138,6 +142,11 @@ def _numbered(
     states = {i: _moments(shape) for i, shape in enumerate(table.values())}
     scaler = {"scale": torch.tensor([65536.0]), "growth_tracker": 7, "hysteresis_tracker": 1}
     return {"optimizer": {"state": states, "param_groups": entries}, "grad_scaler": scaler}
+
+
+def _groups(optimizer: dict[str, Any]) -> list[dict[str, Any]]:
+    named = optimizer.get("param_to_group_meta", {})
+    return [*named.values(), *optimizer.get("optimizer", {}).get("param_groups", ())]
 
 
 def loaded(root: Path, step: int, *, named: bool = True, args: bool = True) -> dict[str, Any]:

@@ -221,7 +221,8 @@ class MegatronCheckpoint(
     def after(self: Self, changes: Sequence[AnyChange], root: Path) -> Self:
         """Raises SurgeryError where two param groups would become one to the loader."""
         new = super().after(changes, root)
-        for before, item in zip(self._optimizers, new._optimizers, strict=True):
+        pairs = zip(self._optimizers, new._optimizers, strict=True)
+        for before, item in pairs if self.found_by_settings else ():
             try:
                 known = identity.twins(self.groups(before))
             except NotUnderstood:  # nothing of them is changed: who needs them has refused

@@ -42,7 +42,8 @@ def notes(checkpoint: MegatronShards, main: int) -> list[str]:
                 f"agree with the checkpoint (or add {USE}, and set {same} all the same{first}; "
                 "never --override-opt_param-scheduler)"
             )
-        out += identity.notes([checkpoint.groups(item) for item in checkpoint.optimizers()])
+        if checkpoint.found_by_settings:
+            out += identity.notes([checkpoint.groups(item) for item in checkpoint.optimizers()])
     if any(path.name == "distrib_optim.pt" for path in checkpoint.trees):
         out.append(CKPT_STEP)
     for name, flag in NEVER:
@@ -73,7 +74,8 @@ def notes(checkpoint: MegatronShards, main: int) -> list[str]:
             f"{skipped} samples were skipped (--iterations-to-skip): they are among the "
             "consumed ones, and the schedule stands that much earlier"
         )
-    if any(group.get("start_wd") is not None for group in groups):
+    own = any(group.get("start_wd") is not None for group in groups)
+    if own and checkpoint.found_by_settings:
         out.append(
             "param groups have a weight decay of their own (start_wd, end_wd), and are found by "
             "it: what the trainer gives them (its config overrides) must be the same"

@@ -25,6 +25,7 @@ from ckptsurgeon.formats.fields.values import NUMBER, Part, Place, State, StateD
 from ckptsurgeon.formats.megatron import flat_parts
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.shards import Optimizer
+from ckptsurgeon.formats.megatron.tiers import OTHER
 from ckptsurgeon.formats.optimizers.table import COUNTED
 from ckptsurgeon.plans.edits import Key
 
@@ -35,6 +36,10 @@ STATE = re.compile(INSIDE + r"\.state\.(?P<owner>.+)\.(?P<key>\w+)")
 NOT_LOADED = (
     "Adam's step is not loaded with torch_dcp, which asks for what a new optimizer has: it counts "
     "from 0 under the saved moments, and the first updates are too large (reset moments: both new)"
+)
+NOT_READ = (
+    "the step is one that is not persistent, and of those the trainer reads torch_dist alone "
+    "(0.19.2): a launch ends with an error until a rollback to a persistent step moves it aside"
 )
 ROOT = {"args", "iteration"}
 """Names that only these formats have: torch_dist keeps what they say inside another value."""
@@ -133,8 +138,8 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
         return state or None
 
     @property
-    def asked(self) -> bool:
-        """Of torch_dcp, not of fsdp_dtensor, which names its parameters: that source was read."""
+    def found_by_settings(self) -> bool:
+        """Of torch_dcp; fsdp_dtensor has the settings of each parameter under its name."""
         return not self._named
 
     def varies(self, field: str) -> bool:
@@ -147,11 +152,11 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
         return [place for name in names for place in self.scalar(name, self._named)]
 
     def read_state(self) -> State:
-        """With what torch_dcp leaves out of a load."""
+        """With what a load leaves out, or does not read."""
         state = super().read_state()
-        if self._named or not self.locate("adam_step"):
-            return state
-        return replace(state, notes=(*state.notes, NOT_LOADED))
+        forgets = not self._named and self.locate("adam_step")
+        notes = [NOT_READ] * (self.path.parent.name == OTHER) + [NOT_LOADED] * bool(forgets)
+        return replace(state, notes=(*state.notes, *notes))
 
     def state_dicts(self) -> list[StateDict]:
         """One for each optimizer. Of a setting, those of the first group or parameter; of what an

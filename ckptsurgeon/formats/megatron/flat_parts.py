@@ -28,7 +28,7 @@ from ckptsurgeon.formats.tensors.strips import MASTERS as IN_STATE
 WEIGHT = re.compile(r"model\d*\.(.+)")
 STATE = re.compile(r"optimizer(?:\.\d+)?(?:\.optimizer)?\.state\.(.+)\.(\w+)")
 WRAPPERS = re.compile(r"^(?:module\.)+")
-"""What DDP, FSDP and Float16Module put before a name: one more in the optimizer than in the
+"""What DDP, FSDP and Float16Module put before a name: one or two more in the optimizer than in the
 model."""
 KINDS = {**dict.fromkeys(IN_STATE, "master"), **{kind: kind for kind in MOMENTS}}
 """Key of a state → what its tensors are of a parameter."""

@@ -178,6 +178,11 @@ class MegatronShards(Checkpoint, HasPadding):
         values = getattr(places[0].value, "state", None) if places else None
         return values if isinstance(values, dict) else {}
 
+    @property
+    def found_by_settings(self) -> bool:
+        """Whether the loader finds a param group again by what `identity.KEYS` says of it."""
+        return True
+
     def pending(self) -> int | None:
         """The iteration that is to be run again, as its result was doubted; None without one."""
         for place in self.in_roots("rerun_state_machine", "state"):
