@@ -113,7 +113,7 @@ def test_a_trainer_that_was_asked_is_verified_by_the_field_that_was_set(tmp_path
 
 
 ASKED = {"Hugging Face": True, "Megatron-LM legacy": True, "torchtitan (DCP)": True,
-         "nanotron": True, "Megatron-LM fsdp_dtensor": False}  # fmt: skip
+         "nanotron": True, "Megatron-LM fsdp_dtensor": True}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
