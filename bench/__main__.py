@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
@@ -90,31 +91,40 @@ def main() -> int:
     began = time.monotonic()
     command, machine = f"python -m bench {' '.join(sys.argv[1:])}".rstrip(), _machine()
     print(f"command  {command}\nmachine  {machine}", flush=True)
-    rows = measure(given.subjects, given.quick)
+    rows, failed = measure(given.subjects or list(SUBJECTS), given.quick)
     print(table(rows))
     if given.write:
-        (REPO / "docs" / "figures.md").write_text(page(command, machine, rows), "utf-8")
+        (REPO / "docs" / "figures.md").write_text(page(command, machine, rows, failed), "utf-8")
     missed = [] if given.quick else [row.what for row in rows if not row.met]
     seconds = time.monotonic() - began
     print(f"{len(rows)} rows in {seconds:.0f} s; missed: {', '.join(missed) or 'none'}")
-    return 1 if missed else 0
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if missed or failed else 0
 
 
-def measure(subjects: Sequence[str], quick: bool) -> list[Row]:
-    """The rows of these subjects, or of all. Raises KeyError for another name."""
+def measure(subjects: Sequence[str], quick: bool) -> tuple[list[Row], list[str]]:
+    """The rows of these subjects, and the names of those that failed: an hour's other rows stay.
+    Raises KeyError for another name."""
     base = REPO / ".cache" / "bench"
     base.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=base))
     rows: list[Row] = []
+    failed = []
     try:
-        for name in subjects or SUBJECTS:
-            say = partial(_say, name)
-            some = SUBJECTS[name](folder, quick, say)
-            say(f"\n{table(some)}")  # so that a later subject that fails does not take them along
+        for name in subjects:
+            say, subject = partial(_say, name), SUBJECTS[name]
+            try:
+                some = subject(folder, quick, say)
+            except Exception:
+                traceback.print_exc()
+                failed.append(name)
+                continue
+            say(f"\n{table(some)}")
             rows += some
     finally:
         shutil.rmtree(folder)
-    return rows
+    return rows, failed
 
 
 def _say(subject: str, text: str) -> None:

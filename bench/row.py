@@ -32,7 +32,7 @@ def ratio(what: str, measured: float, target: float | None = None, note: str = "
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as they are quoted."""
-    wide = max(len(row.what) for row in rows) + 2
+    wide = max((len(row.what) for row in rows), default=0) + 2
     lines = [f"{'':<{wide}}{'measured':>11}   must reach"]
     for row in rows:
         target = ""
@@ -44,15 +44,18 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def page(command: str, machine: str, rows: Sequence[Row]) -> str:
-    """docs/figures.md: the rows as Markdown, with what measured them."""
+def page(command: str, machine: str, rows: Sequence[Row], failed: Sequence[str] = ()) -> str:
+    """docs/figures.md: the rows as Markdown, with what measured them, and the subjects that did
+    not end."""
     lines = [
         "# Figures\n",
         "`make bench` measures all in one run, exits non-zero where a target is missed, and",
         "writes this page. A ratio says how many times less the surgeon takes. The targets in",
         "seconds were set on a machine on which `python -c pass` takes 24 ms.\n",
         f"- command: `{command}`",
-        f"- machine: {machine}\n",
+        f"- machine: {machine}",
+        *(f"- not measured, as it failed: {name}" for name in failed),
+        "",
         "| what | measured | must reach | |",
         "|---|---|---|---|",
     ]
