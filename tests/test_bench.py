@@ -5,8 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from bench.__main__ import measure
+from bench.__main__ import SUBJECTS, measure
 from bench.row import Row, page, ratio, table
+
+
+def measured(subject: str) -> list[Row]:
+    rows, failed = measure([subject], quick=True)
+    assert not failed
+    return rows
 
 
 def one(rows: list[Row], what: str) -> Row:
@@ -15,7 +21,7 @@ def one(rows: list[Row], what: str) -> Row:
 
 @pytest.mark.slow
 def test_a_shard_is_edited_and_restored_many_times_faster_than_by_loading_and_saving_it() -> None:
-    rows = measure(["shards"], quick=True)
+    rows = measured("shards")
     if not rows:
         pytest.skip("no room for a shard of an eighth of a GiB")
     for name in ("set-lr", "set-beta2", "reset", "undo set-lr", "undo set-beta2", "undo reset"):
@@ -26,13 +32,13 @@ def test_a_shard_is_edited_and_restored_many_times_faster_than_by_loading_and_sa
 
 @pytest.mark.slow
 def test_a_shard_of_small_tensors_takes_less_cpu_time_than_loading_and_saving_it() -> None:
-    (row,) = measure(["small_tensors"], quick=True)
+    (row,) = measured("small_tensors")
     assert row.measured > 3
 
 
 @pytest.mark.long
 def test_a_tenth_of_bloom_is_planned_edited_verified_and_restored() -> None:
-    rows = measure(["bloom"], quick=True)
+    rows = measured("bloom")
     names = [row.what.rsplit(": ", 1)[1] for row in rows]
     assert names == ["plan", "apply", "verify", "undo", "peak memory", "disk taken"]
     assert rows[4].met
@@ -41,7 +47,7 @@ def test_a_tenth_of_bloom_is_planned_edited_verified_and_restored() -> None:
 
 @pytest.mark.slow
 def test_a_run_of_many_shards_is_edited_and_restored_in_little_memory() -> None:
-    *commands, memory = measure(["many_shards"], quick=True)
+    *commands, memory = measured("many_shards")
     names = [row.what.rsplit(": ", 1)[1] for row in commands]
     assert names == ["plan", "plan and apply", "undo", "rollback alone"]
     assert memory.measured < 100  # MB, of 300 shards twice
@@ -49,7 +55,7 @@ def test_a_run_of_many_shards_is_edited_and_restored_in_little_memory() -> None:
 
 @pytest.mark.slow
 def test_eighty_thousand_chunks_are_edited_and_restored() -> None:
-    rows = measure(["chunks"], quick=True)
+    rows = measured("chunks")
     assert [row.what.rpartition(": ")[2] for row in rows] == [
         "status", "plan", "apply", "undo", "peak memory",
     ]  # fmt: skip
@@ -59,21 +65,21 @@ def test_eighty_thousand_chunks_are_edited_and_restored() -> None:
 
 @pytest.mark.slow
 def test_vital_signs_are_read_in_little_memory() -> None:
-    rows = measure(["vitals"], quick=True)
+    rows = measured("vitals")
     assert [row.unit for row in rows] == ["GB/s", "×", "MB"]
     assert rows[2].met
 
 
 @pytest.mark.slow
 def test_a_picture_of_many_events_takes_little_memory() -> None:
-    drawn, memory, status = measure(["picture"], quick=True)
+    drawn, memory, status = measured("picture")
     assert drawn.what == "picture: 0.1 million events"
     assert memory.met and status.unit == "ms CPU"
 
 
 @pytest.mark.slow
 def test_a_transplant_takes_little_memory_and_a_short_receipt() -> None:
-    data, tensor, *many, memory, receipt, universal, dicts = measure(["transplant"], quick=True)
+    data, tensor, *many, memory, receipt, universal, dicts = measured("transplant")
     time, large, each = many
     assert data.unit == tensor.unit == time.unit == universal.unit == dicts.unit == "×"
     assert memory.met and time.met and large.measured < 200 and receipt.measured < 200  # MB, kB
@@ -82,7 +88,7 @@ def test_a_transplant_takes_little_memory_and_a_short_receipt() -> None:
 
 @pytest.mark.slow
 def test_workers_of_a_cluster_are_measured_beside_the_model() -> None:
-    rows = measure(["cluster"], quick=True)
+    rows = measured("cluster")
     if not rows:
         pytest.skip("no Dask here")
     overhead, *others = rows
@@ -94,7 +100,7 @@ def test_workers_of_a_cluster_are_measured_beside_the_model() -> None:
 @pytest.mark.remote
 def test_a_run_in_a_bucket_is_read_by_few_requests() -> None:
     """What a surgery sends is small beside a download, where the command line lets it be."""
-    status, read, verify, again, *surgeries = measure(["remote"], quick=True)
+    status, read, verify, again, *surgeries = measured("remote")
     assert status.met and read.met and again.met and verify.unit == "MB"
     assert all(row.met for row in surgeries if row.unit == "MB"), table(surgeries)
     assert all(row.measured > 50 for row in surgeries if row.what.endswith("bytes"))
@@ -111,3 +117,22 @@ def test_the_page_names_command_machine_and_each_row() -> None:
     written = page("python -m bench", "2 cores", [ratio("slow", 5, 10), Row("any", 9, "s")])
     assert "`python -m bench`" in written and "2 cores" in written
     assert written.endswith("| slow | 5 × | ≥ 10 × | MISSED |\n| any | 9 s |  |  |\n")
+
+
+def test_a_subject_that_fails_or_has_no_row_leaves_those_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> list[Row]:
+        raise RuntimeError("the server is gone")
+
+    row = Row("what", 1, "s")
+    for name, subject in {
+        "remote": fail,
+        "cluster": lambda *_: [],
+        "picture": lambda *_: [row],
+    }.items():
+        monkeypatch.setitem(SUBJECTS, name, subject)
+    rows, failed = measure(["remote", "cluster", "picture"], quick=True)
+    assert rows == [row] and failed == ["remote"]
+    assert "the server is gone" in capsys.readouterr().err
+    assert "\n- not measured, as it failed: remote\n\n|" in page("", "", rows, failed)
