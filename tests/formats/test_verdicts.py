@@ -6,6 +6,7 @@ and one takes its rates from its flags, as nanoGPT does."""
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ from ckptsurgeon.formats.detect import DESCRIBED
 from ckptsurgeon.recipe.file import from_data
 from tests.formats.matrix import make
 from tests.support import claims, own_loops
-from tests.support.own_loops import FORMAT, by_flags, by_initial_lr, train
+from tests.support.own_loops import FORMAT, by_flags, by_initial_lr, train, train_scheduled
 
 NOT_KNOWN = "whether your trainer takes it is not known"
 
 
-def call(root: Path, *words: object) -> Result:
+def call(root: Path, *words: object, format: str = FORMAT) -> Result:
     environment = {"NO_COLOR": "1", "COLUMNS": "120"}
-    given = ["-C", str(root), "--format", FORMAT, *map(str, words)]
+    given = ["-C", str(root), "--format", format, *map(str, words)]
     return CliRunner(env=environment).invoke(app, given)
 
 
@@ -93,6 +94,41 @@ def test_what_the_loop_prints_would_tell(tmp_path: Path) -> None:
     found = call(root, "verify", "--log", log)
     assert found.exit_code == 4, found.output
     assert "says 8.500E-03, as before the surgery" in found.stdout
+
+
+def test_the_lines_of_any_loop_tell(tmp_path: Path, loop: Any) -> None:
+    """The hint followed as it stands: by what the loop logs itself, and not before it has begun."""
+    root = tmp_path / "run"
+    train(root, loop, 6)
+    os.utime(root / "log.jsonl", (0, 0))
+    assert call(root, "set-lr", "0.5x", "--yes").exit_code == 0
+    early = call(root, "verify", "--log", root / "log.jsonl")
+    assert early.exit_code == 1 and "was not written to since surgery 0001" in early.stderr
+    train(root, loop, 2)
+    found = call(root, "verify", "--log", root / "log.jsonl")
+    if loop is by_initial_lr:  # code makes it of initial_lr: no promise to hold it against
+        assert found.exit_code == 0, found.output
+        assert "agrees: step 7\n" in found.stdout and "not compared: lr of update 7" in found.stdout
+    else:
+        assert found.exit_code == 4, found.output
+        assert "says 0.0085, as before the surgery" in found.stdout
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["its own rate", "the next rate"])
+@pytest.mark.parametrize("first", [0, 1], ids=["from 0", "from 1"])
+def test_a_loop_with_a_saved_scheduler_is_held_to_its_curve(
+    tmp_path: Path, first: int, late: bool
+) -> None:
+    root = tmp_path / "run"
+    train_scheduled(root, 6, first=first, late=late)
+    assert call(root, "set-lr", "0.5x", "--yes", format=str(root / "own.yaml")).exit_code == 0
+    train_scheduled(root, 4, first=first, late=late)
+    found = call(root, "verify", "--log", root / "out.txt", format=str(root / "own.yaml"))
+    assert found.exit_code == 0, found.output
+    assert "verified: the trainer matches" in found.stdout and "lr of update 7: " in found.stdout
+    train_scheduled(root, 4, first=first, late=late, scheduler=False)
+    found = call(root, "verify", "--log", root / "out.txt", format=str(root / "own.yaml"))
+    assert found.exit_code == 4 and "mismatch" in found.stdout
 
 
 def test_a_trainer_that_was_asked_is_verified_by_the_field_that_was_set(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import json
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptsurgeon.logs.printed import (
     bundled,
@@ -16,6 +18,7 @@ from ckptsurgeon.logs.printed import (
     metaseq,
     nanotron,
     olmo_core,
+    own_loop,
     torchtitan,
     transformers,
     verl,
@@ -226,6 +229,57 @@ def test_verl_says_one_of_two_rates() -> None:
     tuned = verl.read("step:3 - train/loss:nan - train/lr:2.5e-05 - train/mfu:0")
     assert told(tuned) == {"step": 3, "either_lr": "2.5e-05", "loss": "nan"}
     assert verl.read("step:7/900 train_loss:2.8") is None
+
+
+OWN = (
+    "step {step} loss 3.4 lr {lr} gnorm 1.7", "[step {step}/400] loss: 3.4, lr: {lr}",
+    "2026-11-28 03:12:07 INFO iter {step}: train loss 3.4 learning_rate={lr}",
+    "{step}/400 train_loss: 3.4 lr: {lr}", '{{"step": {step}, "loss": 3.4, "lr": {lr}}}',
+    "Epoch 3 | Step {step} | Loss 3.4 | LR {lr}",
+)  # fmt: skip
+
+
+@given(
+    form=st.sampled_from(OWN),
+    how=st.sampled_from(["{:.2e}", "{:.3e}", "{:.8f}", "{!r}"]),
+    rate=st.floats(1.1e-6, 0.9),
+    step=st.integers(1, 10**7),
+)
+def test_a_loop_of_ones_own_says_one_of_two_rates(
+    form: str, how: str, rate: float, step: int
+) -> None:
+    """By the names in its lines, with the precision that it prints."""
+    said = own_loop.read(form.format(step=step, lr=how.format(rate)))
+    if said is None:  # too few digits are left of it
+        assert how == "{:.8f}" or len(repr(rate).partition("e")[0].strip("0.")) < 2
+        return
+    assert said.step == step and said.either_lr is not None
+    assert said.either_lr.agrees(rate)
+    assert not said.either_lr.agrees(rate * 1.2) or how == "{:.8f}"
+
+
+@pytest.mark.parametrize("line", ["step 7 loss 3.4", "lr 3.4e-4", "step 7 lr 0.001", "", "{"])
+def test_a_line_without_a_step_or_a_rate_says_nothing(line: str) -> None:
+    """Nor does a rate of one digit: it may be in full, or rounded."""
+    assert own_loop.read(line) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "last", "counted"),
+    [
+        ([140, 141], 140, [141, 142]),  # goes on with the number of the checkpoint
+        ([141, 142], 140, [141, 142]),
+        ([0, 1, 2, 2, 3], 2, [1, 2, 3, 3, 4]),
+        ([1, 2, 3, 4, 3, 4], 2, [1, 2, 3, 4, 3, 4]),
+        ([120, 140, 160], 140, [120, 140, 160]),  # every 20 updates
+        ([], 140, []),
+    ],
+)
+def test_a_loop_counts_from_one_or_from_zero(
+    steps: list[int], last: int, counted: list[int]
+) -> None:
+    said = own_loop.from_one([LoggedUpdate("", "", step=step) for step in steps], last)
+    assert [each.step for each in said] == counted
 
 
 def test_no_line_of_one_trainer_is_taken_for_another() -> None:

@@ -57,3 +57,40 @@ def train(root: Path, rate: Callable[[dict[str, Any], int], float], updates: int
             torch.save(state, root / f"ckpt_{step + 1}.pt")
     (root / "log.jsonl").write_text("\n".join(lines) + "\n")
     return used
+
+
+def train_scheduled(
+    root: Path, updates: int, *, first: int, late: bool, scheduler: bool = True
+) -> None:
+    """So many updates under a scheduler of torch from the step in `root`. Only the first call saves
+    one, which `own.yaml` describes; a loop without `scheduler` does not load that of it. A line in
+    `out.txt` has the number of each update, counted from `first`, and the rate that it used, or
+    `late` that of the next one."""
+    root.mkdir(exist_ok=True)
+    (root / "own.yaml").write_text(
+        "name: own\nfiles:\n"
+        '  "ckpt_{step}.pt": {optimizers: [[optimizer]], schedulers: [[sched]]}\n'
+    )
+    model = torch.nn.Linear(4, 2)
+    adam = torch.optim.AdamW(model.parameters(), lr=PEAK)
+    curve = torch.optim.lr_scheduler.CosineAnnealingLR(adam, TOTAL)
+    saved = sorted(root.glob("ckpt_*.pt"))
+    if saved:
+        state = torch.load(saved[-1], weights_only=True)
+        adam.load_state_dict(state["optimizer"])
+        if scheduler:
+            curve.load_state_dict(state["sched"])
+        else:
+            adam.param_groups[0]["lr"] = PEAK
+    start = int(saved[-1].stem[5:]) if saved else 0
+    with (root / "out.txt").open("a") as out:
+        for step in range(start, start + updates):
+            used = adam.param_groups[0]["lr"]
+            model(torch.rand(3, 4)).pow(2).sum().backward()
+            adam.step()
+            curve.step()
+            said = adam.param_groups[0]["lr"] if late else used
+            print(f"step {step + first} | loss 3.1 | lr {said:.4e}", file=out)
+    if not saved:
+        state = {"model": model.state_dict(), "optimizer": adam.state_dict()}
+        torch.save({**state, "sched": curve.state_dict()}, root / f"ckpt_{start + updates}.pt")

@@ -14,6 +14,7 @@ from ckptsurgeon.logs.printed import (
     metaseq,
     nanotron,
     olmo_core,
+    own_loop,
     torchtitan,
     transformers,
     verl,
@@ -45,6 +46,8 @@ LIGHTNING = Family(
     lightning.NAME, lambda _: None, lightning.POINTS, lightning.PREFIXES, lightning.LATE
 )
 VERL = Family(verl.NAME, verl.read, verl.POINTS)
+OWN = Family(own_loop.NAME, own_loop.read, own_loop.POINTS)
+"""Heard where no other one says anything: its names are those that anybody may use."""
 COMPOSER = Family(composer.NAME, composer.read, composer.POINTS, composer.PREFIXES, composer.LATE)
 FAMILIES: Mapping[str, Sequence[Family]] = {
     "deepspeed": (MEGATRON, TRANSFORMERS, DEEPSPEED),
