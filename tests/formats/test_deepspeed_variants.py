@@ -171,7 +171,7 @@ def test_a_clip_that_only_the_command_line_decides_is_refused(tmp_path: Path, na
     make(tmp_path / "run", VARIANTS[name])
     with pytest.raises(SurgeryError) as refused:
         plan(Run.open(tmp_path / "run"), from_data({"set": {"clip_grad": 0.25}}))
-    assert "--clip-grad 0.25" in "\n".join(refused.value.next)
+    assert '"gradient_clipping": 0.25' in "\n".join(refused.value.next)
 
 
 # --- elastic -------------------------------------------------------------------------------------

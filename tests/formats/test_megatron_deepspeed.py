@@ -14,8 +14,17 @@ import torch
 from ckptsurgeon import Plan, Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
-from tests.support.megatron_engine import arguments, build, make, megatron, resume, save
+from tests.support.megatron_engine import (
+    BY_ITERATIONS,
+    arguments,
+    build,
+    make,
+    megatron,
+    resume,
+    save,
+)
 from tests.support.snapshot import snapshot
+from tests.support.surgeries import take_back
 
 USE = {"use_checkpoint_lr_scheduler": True}
 SCHEDULE = {"lr": 3e-5, "min_lr": 1e-6, "warmup": 6, "decay": 160, "decay_style": "linear"}
@@ -68,6 +77,80 @@ def test_each_way_to_relaunch_that_is_printed_uses_the_new_schedule(
     assert by_file == by_flags and by_file[0] == rate(made)
     with pytest.raises(AssertionError):
         resume(tmp_path)
+
+
+def test_a_run_that_counts_iterations_is_told_its_own_flags(tmp_path: Path) -> None:
+    """Its trainer asserts that no flag counts samples; what is no whole iteration has none."""
+    make(tmp_path, **BY_ITERATIONS)
+    before = snapshot(tmp_path)
+    (warning,) = operate(tmp_path, set=SCHEDULE).warnings
+    line = {**BY_ITERATIONS, **command_line(warning)}
+    assert (line["lr_warmup_iters"], line["lr_decay_iters"]) == (3, 80)
+    assert resume(tmp_path, **line) == resume(tmp_path, **BY_ITERATIONS, **USE)
+    take_back(tmp_path, before)
+    (warning,) = operate(tmp_path, set={"decay": 161}).warnings
+    assert "--use-checkpoint-lr-scheduler: else" in warning
+
+
+def test_a_batch_of_another_size_needs_the_schedule_of_the_file(tmp_path: Path) -> None:
+    """Where the command line counts in iterations: they are longer then."""
+    make(tmp_path, **BY_ITERATIONS)
+    warnings = operate(tmp_path, set={"batch_size": 4}).warnings
+    assert "--use-checkpoint-lr-scheduler too" in warnings[-1]
+    line = {**BY_ITERATIONS, "global_batch_size": 4}
+    with pytest.raises(AssertionError):
+        resume(tmp_path, **line)
+    assert resume(tmp_path, **line, **USE)["rates"] == resume(tmp_path, **BY_ITERATIONS)["rates"]
+    make(tmp_path / "by samples")
+    assert "lr-scheduler" not in str(operate(tmp_path / "by samples", set={"batch_size": 4}))
+
+
+def test_a_hold_is_two_rates_of_zero_in_the_file(tmp_path: Path) -> None:
+    """A rate of the command line comes one update late: the groups are loaded with their own."""
+    make(tmp_path)
+    before = resume(tmp_path)["rates"]
+    late = {"lr": 0.0, "min_lr": 0.0, "override_lr_scheduler": True}
+    assert resume(tmp_path, **late)["rates"] == [before[0], 0, 0, 0]
+    with pytest.raises(SurgeryError, match="no re-warm window") as refused:
+        plan(Run.open(tmp_path), from_data({"reset": ["moments"], "rewarm": {"iterations": 2}}))
+    reset, zero, launch, back = map(str, refused.value.next)
+    assert "reset moments" in reset and "--train-samples 16, which" in launch
+    assert "--use-checkpoint-lr-scheduler" in launch and "--train-iters 8" in launch
+    operate(tmp_path, reset=["moments"])
+    operate(tmp_path, set=rates_of(zero))
+    assert resume(tmp_path, **USE)["rates"] == [0, 0, 0, 0]
+    operate(tmp_path, set=rates_of(back))
+    held = resume(tmp_path)
+    assert held["rates"] == before and held["moments"] == 0
+
+
+def rates_of(hint: str) -> dict[str, float]:
+    return {key: float(rate) for key, rate in re.findall(r"((?:min_)?lr)=(\S+)", hint)}
+
+
+@pytest.mark.parametrize("name", ["load_tag", "reset_iteration"])
+def test_flags_that_load_something_else_are_named(tmp_path: Path, name: str) -> None:
+    """DeepSpeed's fork takes the step that --load-tag names, whatever a rollback made of latest."""
+    make(tmp_path, **{name: "global_step6"})
+    (note,) = look.inspect(Run.open(tmp_path)).notes
+    assert f"started with --{name.replace('_', '-')}: relaunch without it" in note
+
+
+def test_a_curriculum_is_among_the_arguments(tmp_path: Path) -> None:
+    from deepspeed.runtime.data_pipeline.curriculum_scheduler import CurriculumScheduler
+
+    schedule = {"total_curriculum_step": 10, "difficulty_step": 8}
+    sizes = {"min_difficulty": 8, "max_difficulty": 64, "schedule_type": "fixed_linear"}
+    make(tmp_path, curriculum_scheduler=CurriculumScheduler({**sizes, "schedule_config": schedule}))
+    assert operate(tmp_path, set={"beta2": 0.9}).warnings == ()
+    assert resume(tmp_path)["betas"] == {(0.9, 0.9)}
+
+
+def test_flags_say_what_an_earlier_surgery_changed(tmp_path: Path) -> None:
+    make(tmp_path)
+    operate(tmp_path, set={"lr": 3e-5})
+    (warning,) = operate(tmp_path, set={"min_lr": 1e-6}).warnings
+    assert resume(tmp_path, **command_line(warning)) == resume(tmp_path, **USE)
 
 
 def test_the_second_step_is_what_the_promise_leads_to(tmp_path: Path) -> None:

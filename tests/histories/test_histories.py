@@ -273,12 +273,12 @@ def test_a_restart_of_opt_by_flags(metaseq: Path, row: str, recipe: dict, flag: 
         (
             16800,
             {"rewarm": {"iterations": 100}},
-            ["three launches", "--lr 0 --min-lr 0", "--train-samples 7799008"],
+            ["set lr=0 min_lr=0", "--train-samples 7799008"],
         ),
         (
             16800,
             {"rewarm": {"iterations": 300}},
-            ["three launches", "--lr 0 --min-lr 0", "--train-samples 8208608"],
+            ["set lr=0 min_lr=0", "--train-samples 8208608"],
         ),
         (
             22800,

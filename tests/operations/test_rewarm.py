@@ -223,9 +223,7 @@ def test_another_trainer_gets_the_three_launches_of_bigscience(trained: Trained)
     before = snapshot(root)
     with pytest.raises(SurgeryError, match="keeps no re-warm window") as refused:
         plan(Run.open(root), from_data({"reset": ["moments"], "rewarm": {"iterations": 100}}))
-    assert "--lr 0 --min-lr 0 --override-lr-scheduler --train-samples 7799008" in "".join(
-        refused.value.next
-    )
+    assert "--use-checkpoint-lr-scheduler --train-samples 7799008" in "".join(refused.value.next)
     with pytest.raises(SurgeryError, match="keeps no re-warm window") as refused:
         plan(Run.open(root), from_data({"rewarm": {"iterations": 9, "kind": "ramp"}}))
     assert "--warmup-samples-after-loading" in "".join(refused.value.next)

@@ -22,16 +22,18 @@ ORDER = ("0.weight", "2.weight", "0.bias", "1.weight", "1.bias", "2.bias")
 SAID = {
     "no zero": {
         "loss_scale is 256.0 in the source and is 1.0 here: without fp16 there is none",
-        "clip_grad is 1.0 in the source and is not kept here: relaunch Megatron-DeepSpeed with "
-        '--clip-grad 1.0; of others, set "gradient_clipping": 1.0 in the DeepSpeed config',
-        "skip is ((8, 9),) in the source and is not kept here: relaunch Megatron-DeepSpeed with "
-        "--skip-train-iteration-range 8-9; of others, skip the batches in the training script: "
-        "DeepSpeed's config has no such key",
+        "clip_grad is 1.0 in the source and is not kept here: relaunch with "
+        '"gradient_clipping": 1.0 in the DeepSpeed config',
+        "skip is ((8, 9),) in the source and is not kept here: relaunch BigScience's "
+        "Megatron-DeepSpeed with --skip-train-iteration-range 8-9; where an iteration has G "
+        "micro-batches, 8-(7 + 2 × G): no checkpoint counts what it passes over; of others, skip "
+        "the batches in the training script: DeepSpeed's config has no such key",
     },
     "fp16": {
-        "skip is ((8, 9),) in the source and is not kept here: relaunch Megatron-DeepSpeed with "
-        "--skip-train-iteration-range 8-9; of others, skip the batches in the training script: "
-        "DeepSpeed's config has no such key",
+        "skip is ((8, 9),) in the source and is not kept here: relaunch BigScience's "
+        "Megatron-DeepSpeed with --skip-train-iteration-range 8-9; where an iteration has G "
+        "micro-batches, 8-(7 + 2 × G): no checkpoint counts what it passes over; of others, skip "
+        "the batches in the training script: DeepSpeed's config has no such key",
     },
     "trainer": {
         "betas is (0.9, 0.95) in the source and is (0.9, 0.999) here: set betas to (0.9, 0.95) "

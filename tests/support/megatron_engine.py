@@ -24,9 +24,14 @@ DEFAULT: dict[str, Any] = {
     "lr": 6e-5, "min_lr": 6e-6, "lr_warmup_samples": 8, "lr_decay_samples": 80,
     "lr_decay_style": "cosine", "lr_decay_tokens": None, "override_lr_scheduler": False,
     "use_checkpoint_lr_scheduler": False, "lr_warmup_tokens": None, "weight_decay": 0.1,
-    "newer": False,
+    "newer": False, "global_batch_size": BATCH, "train_iters": None, "lr_warmup_iters": 0, "lr_decay_iters": None,
 }  # fmt: skip
 """The command line; `newer` is the scheduler of deepspeedai/Megatron-DeepSpeed."""
+BY_ITERATIONS: dict[str, Any] = {
+    "train_iters": 60, "lr_warmup_iters": 4, "lr_decay_iters": 40, "lr_warmup_samples": 0,
+    "lr_decay_samples": None,
+}  # fmt: skip
+"""The same schedule in iterations."""
 
 
 class AnnealingLR:
@@ -37,6 +42,10 @@ class AnnealingLR:
         self.optimizer, self.args = optimizer, args
         self.max_lr, self.min_lr = args.lr, args.min_lr
         self.warmup_steps, self.decay_steps = args.lr_warmup_samples, args.lr_decay_samples
+        if args.train_iters:
+            assert not self.warmup_steps and not self.decay_steps, "expected iterations"
+            self.warmup_steps = args.lr_warmup_iters * args.global_batch_size
+            self.decay_steps = args.lr_decay_iters * args.global_batch_size
         self.decay_style = args.lr_decay_style
         self.num_steps = self.num_tokens = self.warmup_tokens = 0
         self.step(0)
@@ -178,7 +187,7 @@ def arguments(**command_line: Any) -> Namespace:
     return Namespace(
         **line, consumed_train_samples=0, consumed_valid_samples=0,
         consumed_train_tokens=0, gigaflos_no_embeds=0.0, iteration=0, seed=42, clip_grad=1.0,
-        global_batch_size=BATCH, rampup_batch_size=None, position_embedding_type=alibi,
+        rampup_batch_size=None, position_embedding_type=alibi,
         skip_train_iteration_range=deque([[2, 2]]), tensor_model_parallel_size=1,
         pipeline_model_parallel_size=1, adam_beta1=0.9, adam_beta2=0.95,
     )  # fmt: skip

@@ -145,7 +145,8 @@ class DeepSpeedCheckpoint(
     ) -> tuple[list[Setting], list[str]]:
         """Of the arguments of a trainer like Megatron's; DeepSpeed's config is never read back."""
         with understood(self.path):
-            return batch.rebatch(self, self.args(), size, ramp, own_config)
+            settings, notes = batch.rebatch(self, self.args(), size, ramp, own_config)
+            return settings, [*notes, *(flags.rebatched(self) if settings else ())]
 
     def further_counters(self) -> list[tuple[str, Place]]:
         """The engine's own, those of the bundled trainer's log, and those of the loss scaler."""

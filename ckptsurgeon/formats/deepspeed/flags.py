@@ -17,10 +17,13 @@ from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.fields.values import Setting, State
 from ckptsurgeon.formats.megatron import options
 from ckptsurgeon.formats.megatron.options import NEVER, SCHEDULE
+from ckptsurgeon.formats.schedules import annealing
 from ckptsurgeon.formats.schedules.rewarm import HOLD
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.plans.promise import Caveat
 
+ELSEWHERE = (*NEVER, ("load_tag", "--load-tag"), ("reset_iteration", "--reset-iteration"))
+"""Saved argument → the option with which a load takes another step, or not all of it."""
 USE, OVERRIDE = "--use-checkpoint-{}", "--override-{}"
 """With the name of the scheduler's class, as the trainer's flags spell it."""
 
@@ -36,27 +39,45 @@ def schedule_flags(checkpoint: DeepSpeedShards, settings: Sequence[Setting]) -> 
     values = {item.field: item.value for item in edited if item.field in SCHEDULE}
     if not values:
         return []
-    flags = " ".join(f"{SCHEDULE[key]} {value}" for key, value in values.items())
-    return [_relaunch(checkpoint, flags)]
+    args = checkpoint.args()
+    after = annealing.by_keys(checkpoint.annealed() or {}) | values
+    flags = []
+    for key in ("lr", "min_lr", "decay_style"):
+        said = args.get(SCHEDULE[key].strip("-").replace("-", "_"))
+        if key in values or said not in (None, after[key]):
+            flags.append(f"{SCHEDULE[key]} {after[key]}")
+    flags += options.counts(args, after["warmup"], after["decay"], "")
+    return [_relaunch(checkpoint, " ".join(flags) if all(flags) else "")]
 
 
 def _relaunch(checkpoint: DeepSpeedShards, flags: str) -> str:
+    """Without `flags` where none says what the file says."""
     name = scheduler_name(checkpoint.annealed())
     text = f"relaunch with {USE.format(name)}"
     override = OVERRIDE.format(name)
     places = checkpoint.arguments(override.strip("-").replace("-", "_"))
     if any(place.value for place in places):
+        keep = f", or keep it with {flags}" if flags else ""
         return Caveat(
             f"the run was started with {override}, and then the file's schedule is ignored from "
-            f"the second step on: {text} instead, or keep it with {flags}",
+            f"the second step on: {text} instead{keep}",
             "lr",
         )
-    return f"{text}, or with {flags}: else Megatron-DeepSpeed asserts that both say the same"
+    way = f", or with {flags}" if flags else ""
+    return f"{text}{way}: else Megatron-DeepSpeed asserts that both say the same"
+
+
+def rebatched(checkpoint: DeepSpeedShards) -> list[str]:
+    """What a new batch size changes of a command line that counts the schedule in iterations."""
+    if not checkpoint.megatron or options.batch_of(checkpoint.args()) is None:
+        return []
+    use = USE.format(scheduler_name(checkpoint.annealed()))
+    return [f"relaunch with {use} too: the command line counts the schedule in iterations"]
 
 
 def notes(checkpoint: DeepSpeedShards) -> Iterator[str]:
     """Where the saved command line would undo what the checkpoint says."""
-    for name, flag in NEVER:
+    for name, flag in ELSEWHERE:
         if any(place.value for place in checkpoint.arguments(name)):
             yield (
                 f"the run was started with {flag}: relaunch without it, or the trainer leaves what "
@@ -80,10 +101,10 @@ def launch(run: Path, state: State, args: Mapping[str, Any]) -> list[str]:
     return [*loaded("--load", run), use, *options.values(state, args)]
 
 
-def rewarm(schedule: Mapping[str, Any], kind: str, until: str) -> tuple[Hint, ...]:
-    """What BigScience did by hand in three job scripts (tr8b-104B, Embed-Norm experiment 6).
-    Megatron-LM's trainer finds no param group again under another --lr, so this is not for it."""
-    override = OVERRIDE.format(scheduler_name(schedule))
+def rewarm(state: State, kind: str, until: str, iterations: int) -> tuple[Hint, ...]:
+    """What BigScience did by hand in three job scripts (tr8b-104B, Embed-Norm experiment 6), with
+    the rate in the checkpoint: under ZeRO the first update takes that of the groups, whatever
+    --lr says."""
     if kind != HOLD:
         return (
             command(
@@ -93,9 +114,12 @@ def rewarm(schedule: Mapping[str, Any], kind: str, until: str) -> tuple[Hint, ..
             ),
             "GLM-130B's trainer has a flag for it: --warmup-samples-after-loading SAMPLES",
         )
+    schedule = state.schedule or {}
+    rates = (f"{key}={schedule[name]!r}" for key, name in (("lr", "max_lr"), ("min_lr", "min_lr")))
     return (
-        command("reset", "moments", why="without re-warm; then three launches of your trainer:"),
-        f"1. --lr 0 --min-lr 0 {override} --train-samples {until}",
-        f"2. --lr, --min-lr and --train-samples as ever, and {override}",
-        f"3. from then on the same without {override}",
+        command("reset", "moments", why="without re-warm; then"),
+        command("set", "lr=0", "min_lr=0", why="both rates; then"),
+        f"relaunch with {USE.format(scheduler_name(schedule))} --train-samples {until}, which of a "
+        f"run that counts iterations is --train-iters {state.step + iterations}; then",
+        command("set", *rates, why="and relaunch as ever"),
     )

@@ -39,7 +39,10 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
 
     name = "deepspeed"
     options = OPTIONS
-    fresh_optimizer = "load_checkpoint(..., load_optimizer_states=False)"
+    fresh_optimizer = (
+        "load_checkpoint(..., load_optimizer_states=False), in BigScience's Megatron-DeepSpeed "
+        "--no-load-optim"
+    )
 
     def __init__(self) -> None:
         # A step is opened right after it was asked what it lacks: its first file is read once.
@@ -163,9 +166,11 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
         return int(match[1]) if match else None
 
     def advise(self, key: str, value: object) -> str:
-        """Megatron-DeepSpeed's flag, and what a script on DeepSpeed alone has in its place."""
+        """Megatron-DeepSpeed's flag, and what a script on DeepSpeed alone has in its place.
+        `--clip-grad` decides nothing under `--deepspeed`."""
+        if key == "clip_grad":
+            return f'relaunch with "gradient_clipping": {value} in the DeepSpeed config'
         alone = {
-            "clip_grad": f'"gradient_clipping": {value} in the DeepSpeed config',
             "rampup": "the batches in the training script: DeepSpeed's config has no ramp-up",
             "seed": "the seed in the training script: DeepSpeed's config has none",
             "batch_size": f'"train_batch_size": {value} in the DeepSpeed config, and what its '
@@ -178,20 +183,24 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
         )
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
-        """Megatron-DeepSpeed's flag takes the ranges themselves; DeepSpeed alone loads no data."""
+        """BigScience's flag takes one micro-batch of the data for each iteration of a range, and
+        moves no counter; DeepSpeed's fork has none, and DeepSpeed alone loads no data."""
         words = " ".join(f"{first}-{last}" for first, last in ranges)
+        wide = " ".join(f"{a}-({a - 1} + {b - a + 1} × G)" for a, b in ranges)
         return (
-            f"relaunch Megatron-DeepSpeed with --skip-train-iteration-range {words}; of others, "
-            "skip the batches in the training script: DeepSpeed's config has no such key"
+            f"relaunch BigScience's Megatron-DeepSpeed with --skip-train-iteration-range {words}; "
+            f"where an iteration has G micro-batches, {wide}: no checkpoint counts what it passes "
+            "over; of others, skip the batches in the training script: DeepSpeed's config has no "
+            "such key"
         )
 
     def advise_rewarm(
         self, state: State, kind: str, until: str, iterations: int
     ) -> tuple[Hint, ...]:
-        """Three launches where there is Megatron's scheduler; see `flags`."""
+        """Two rates of 0 where there is Megatron's scheduler; see `flags`."""
         if state.schedule is None:
             return super().advise_rewarm(state, kind, until, iterations)
-        return flags.rewarm(state.schedule, kind, until)
+        return flags.rewarm(state, kind, until, iterations)
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """Of a run of Megatron-DeepSpeed; DeepSpeed alone takes none, nor does the bundled

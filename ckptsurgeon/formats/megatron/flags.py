@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptsurgeon.formats.megatron import identity, tiers
 from ckptsurgeon.formats.megatron.arguments import plain
-from ckptsurgeon.formats.megatron.options import NEVER
+from ckptsurgeon.formats.megatron.options import NEVER, counts
 from ckptsurgeon.formats.megatron.shards import MegatronShards
 from ckptsurgeon.formats.schedules.megatron import in_proportion
 from ckptsurgeon.plans.promise import Caveat
@@ -98,7 +98,7 @@ def _flags(
     ):
         if name in args and args[name] is not None and args[name] != now:
             yield f"{flag} {now!r}" if isinstance(now, float) else f"{flag} {now}"
-    yield from _counts(args, settings["warmup_steps"], settings["decay_steps"])
+    yield from counts(args, settings["warmup_steps"], settings["decay_steps"], USE)
     if "wd_incr_style" not in schedule:
         return
     if _increase(args) not in (None, schedule.get("wd_incr_steps")):
@@ -129,26 +129,3 @@ def _decoupled(args: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> 
         for new in rates:
             if in_proportion(own, old, new) in rates:
                 yield f"--decoupled-{base.replace('_', '-')} {in_proportion(own, old, new)!r}"
-
-
-def _counts(args: Mapping[str, Any], warmup: float, decay: float) -> Iterator[str]:
-    """The flags of both step counts, which `megatron/training/training.py` multiplies: in samples
-    or in iterations, the warm-up perhaps as a fraction of the decay."""
-    by_samples = any(args.get(f"{n}_samples") for n in ("train", "lr_decay", "lr_warmup"))
-    unit, size = ("samples", 1) if by_samples else ("iters", args.get("global_batch_size"))
-    length = args.get(f"lr_decay_{unit}") or args.get(f"train_{unit}")
-    fraction = args.get("lr_warmup_fraction")
-    early = args.get(f"lr_warmup_{unit}")
-    if not size:
-        return
-    if length and length * size != decay:
-        yield _count("decay", unit, decay, size)
-    if fraction is None and early is not None and early * size != warmup:
-        yield _count("warmup", unit, warmup, size)
-    elif fraction is not None and fraction * decay != warmup:
-        yield f"{_count('warmup', unit, warmup, size)} (in place of --lr-warmup-fraction)"
-
-
-def _count(name: str, unit: str, now: float, size: int) -> str:
-    whole = now % size == 0
-    return f"--lr-{name}-{unit} {now // size:.0f}" if whole else USE

@@ -5,7 +5,7 @@ Sources: `megatron/arguments.py` of NVIDIA's Megatron-LM and of both Megatron-De
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptsurgeon.formats.fields.values import State
@@ -34,6 +34,31 @@ def batch_of(args: Mapping[str, Any]) -> int | None:
     by_iterations = any(args.get(f"{name}_iters") for name in ("train", "lr_decay", "lr_warmup"))
     size = args.get("global_batch_size")
     return size if by_iterations and not by_samples and isinstance(size, int) and size else None
+
+
+def counts(args: Mapping[str, Any], warmup: float, decay: float, otherwise: str) -> Iterator[str]:
+    """The options of both step counts where the saved command line says others, in its unit: the
+    trainer multiplies iterations by the batch size, and may take the warm-up as a fraction of the
+    decay. `otherwise` where a count is not a whole number of iterations."""
+    by_samples = any(args.get(f"{n}_samples") for n in ("train", "lr_decay", "lr_warmup"))
+    unit, size = ("samples", 1) if by_samples else ("iters", args.get("global_batch_size"))
+    length = args.get(f"lr_decay_{unit}") or args.get(f"train_{unit}")
+    fraction = args.get("lr_warmup_fraction")
+    early = args.get(f"lr_warmup_{unit}")
+    if not size:
+        return
+
+    def option(name: str, now: float) -> str:
+        return f"--lr-{name}-{unit} {now // size:.0f}" if now % size == 0 else otherwise
+
+    if length and length * size != decay:
+        yield option("decay", decay)
+    if fraction is None and early is not None and early * size != warmup:
+        yield option("warmup", warmup)
+    elif fraction is not None and fraction * decay != warmup:
+        whole = warmup % size == 0
+        there = f"{option('warmup', warmup)} (in place of --lr-warmup-fraction)"
+        yield there if whole else otherwise
 
 
 def values(state: State, args: Mapping[str, Any]) -> list[str]:

@@ -71,6 +71,11 @@ def normal(schedule: Any, decay_tokens: int | None = None) -> dict[str, Any] | N
     return out
 
 
+def by_keys(schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with AnnealingLR's names by the keys of a recipe; the peak is `lr`."""
+    return {"lr" if key == "max_lr" else key: schedule[name] for key, name in PLAIN.items()}
+
+
 def learning_rate(schedule: Mapping[str, Any]) -> float:
     """The rate at the saved position: all three step counts are in samples.
 
