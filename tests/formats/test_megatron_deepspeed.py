@@ -141,9 +141,10 @@ def test_a_curriculum_is_among_the_arguments(tmp_path: Path) -> None:
 
     schedule = {"total_curriculum_step": 10, "difficulty_step": 8}
     sizes = {"min_difficulty": 8, "max_difficulty": 64, "schedule_type": "fixed_linear"}
-    make(tmp_path, curriculum_scheduler=CurriculumScheduler({**sizes, "schedule_config": schedule}))
-    assert operate(tmp_path, set={"beta2": 0.9}).warnings == ()
-    assert resume(tmp_path)["betas"] == {(0.9, 0.9)}
+    held = CurriculumScheduler({**sizes, "schedule_config": schedule})
+    make(tmp_path, curriculum_scheduler=held)
+    operate(tmp_path, set={"eps": 1e-6})
+    assert resume(tmp_path)["eps"] == {1e-6}
 
 
 def test_flags_say_what_an_earlier_surgery_changed(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ DEFAULT: dict[str, Any] = {
     "lr": 6e-5, "min_lr": 6e-6, "lr_warmup_samples": 8, "lr_decay_samples": 80,
     "lr_decay_style": "cosine", "lr_decay_tokens": None, "override_lr_scheduler": False,
     "use_checkpoint_lr_scheduler": False, "lr_warmup_tokens": None, "weight_decay": 0.1,
-    "newer": False, "global_batch_size": BATCH, "train_iters": None, "lr_warmup_iters": 0, "lr_decay_iters": None,
+    "newer": False, "global_batch_size": BATCH, "train_iters": None, "lr_warmup_iters": 0,
+    "lr_decay_iters": None,
 }  # fmt: skip
 """The command line; `newer` is the scheduler of deepspeedai/Megatron-DeepSpeed."""
 BY_ITERATIONS: dict[str, Any] = {

@@ -89,7 +89,8 @@ EXACT = frozenset(
 
 CLASSES: Mapping[str, Collection[str]] = {
     "deepspeed": {
-        "CurriculumScheduler", "DynamicLossScaler", "LossScaler", "LossScalerBase", "ZeroStageEnum", "fragment_address",
+        "CurriculumScheduler", "DynamicLossScaler", "LossScaler", "LossScalerBase",
+        "ZeroStageEnum", "fragment_address",
     },
     "megatron": {
         "MCoreMetadata", "MCoreSavePlan", "RerunDiagnostic", "RerunMode", "RerunState",
