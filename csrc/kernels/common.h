@@ -102,14 +102,22 @@ CKPT_INLINE float exp_float(float x) {
 // Elements per block: three or four rows of it lie in the L1 cache; one partial sum per block.
 constexpr int64_t kBlock = 4096;
 
+// Call `span(block, offset, length)` for the blocks of `n` elements, some at once, on torch's threads.
+template <typename Span>
+void for_spans(int64_t n, const Span& span) {
+  const int64_t blocks = (n + kBlock - 1) / kBlock;
+  torch::stable::parallel_for(0, blocks, 8, [&](int64_t first, int64_t last) {
+    const int64_t offset = first * kBlock;
+    span(first, offset, std::min(last * kBlock, n) - offset);
+  });
+}
+
 // Call `row(block, offset, length)` for every block of `n` elements, on torch's threads.
 template <typename Row>
 void for_blocks(int64_t n, const Row& row) {
-  const int64_t blocks = (n + kBlock - 1) / kBlock;
-  torch::stable::parallel_for(0, blocks, 8, [&](int64_t first, int64_t last) {
-    for (int64_t block = first; block < last; ++block) {
-      const int64_t offset = block * kBlock;
-      row(block, offset, std::min(kBlock, n - offset));
+  for_spans(n, [&](int64_t block, int64_t offset, int64_t left) {
+    for (; left > 0; ++block, offset += kBlock, left -= kBlock) {
+      row(block, offset, std::min(kBlock, left));
     }
   });
 }

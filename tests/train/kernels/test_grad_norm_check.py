@@ -55,6 +55,27 @@ def test_the_sum_is_the_same_for_any_number_of_threads(threads: None) -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 4096])
+def test_blocks_that_are_read_in_turns_have_the_sums_that_each_has_alone(
+    threads: None, dtype: torch.dtype, beyond: int
+) -> None:
+    torch.set_num_threads(1)  # so that one thread gets a whole turn
+    values = torch.randn(4 * 16 * 4096 + beyond, generator=torch.Generator().manual_seed(5))
+    grad = values.to(dtype)
+    grad[70_000] = grad[200_000] = math.nan
+    (together,) = call("grad_norm_check", "cpu", [[grad]])
+    each = call("grad_norm_check", "cpu", [list(grad.split(4096))])[0]
+    assert together[0][1] == each[:, 1].sum() == 2
+    grad[70_000] = grad[200_000] = 0
+    (together,) = call("grad_norm_check", "cpu", [[grad]])
+    each = call("grad_norm_check", "cpu", [list(grad.split(4096))])[0]
+    total = 0.0
+    for squares, _ in each.tolist():
+        total += squares
+    assert together[0].tolist() == [total, 0]
+
+
 @pytest.mark.parametrize("strange", [torch.ones(4, 4).t()[:2], torch.ones(3, dtype=torch.int32)])
 def test_what_it_cannot_read_is_refused(strange: torch.Tensor) -> None:
     with pytest.raises(RuntimeError, match=r"grad_norm_check: grad must be"):
