@@ -15,7 +15,7 @@ from ckptsurgeon.cli.commands import commands, exit_codes
 from ckptsurgeon.cli.usage import from_click, from_system
 from ckptsurgeon.cli.values import NoSuchCommand, taking_plain
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.hints import TYPED, Typed
+from ckptsurgeon.hints import TYPED, Typed, again
 from ckptsurgeon.report.terminal import checked
 from ckptsurgeon.version import VERSION
 
@@ -44,6 +44,16 @@ class Surgeon(TyperGroup):
             _take_options_of(resolved[1])
             return resolved
         raise NoSuchCommand(ctx, name, list(commands()))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Load the command and carry it out. Raises Cancelled for Ctrl-C before it has begun, of
+        which Typer would say nothing."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            from ckptsurgeon.cli.options import Cancelled
+
+            raise Cancelled("stopped by Ctrl-C", next=again()) from None
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options before the command."""

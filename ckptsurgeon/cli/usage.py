@@ -12,13 +12,18 @@ from typing import Any, get_args
 
 from ckptsurgeon.cli.values import NoSuchCommand, Refused, Unexpected
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.hints import Hint, command, shell
+from ckptsurgeon.hints import Hint, again, command, shell
 
-KEY = re.compile(r"`[a-z_]+\.([a-z_]\w*)`")
+KEY = re.compile(r"`[a-z_]+\.([A-Za-z_]\w*)`")
 """A key of a recipe, as errors name it."""
 PAIR = re.compile(r"[a-z_]\w*=.+")
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
 
+OF_A_ROLLBACK = {
+    "set": ("--set", ""), "set-lr": ("--set", "lr="), "reset": ("--reset", ""),
+    "skip": ("--skip", ""),
+}  # fmt: skip
+"""Commands that a rollback has as an option, and what stands before its value there."""
 REMEDIES: dict[int, Hint] = {
     errno.EACCES: "run as the user who owns it, or change its permissions",
     errno.EPERM: "run as the user who owns it, or change its permissions",
@@ -57,6 +62,9 @@ def _typed(text: str, parameters: Mapping[str, Any]) -> str:
 
 def from_system(error: OSError) -> SurgeryError:
     """The error for what the operating system refused before anything was committed."""
+    if error.errno == errno.ENOENT and not error.filename:  # as getcwd says it
+        what = "the folder that you are in is gone: it was moved or removed"
+        return SurgeryError(what, untouched="nothing was committed", next=again("-C", "RUN"))
     where = f"{error.filename}: " if error.filename else ""
     remedy = REMEDIES.get(error.errno or 0, command("status"))
     what = f"{where}{error.strerror or error}"
@@ -124,9 +132,27 @@ def _no_option(error: Any, words: Sequence[str], path: str, help: Hint) -> Usage
         return UsageError(
             f"{negative} is negative, and `{path}` takes no negative number", next=help
         )
+    name = path.rpartition(" ")[2]
+    if error.option_name == "--to" and name in OF_A_ROLLBACK:
+        what = f"`{path}` takes no --to: it edits the latest step"
+        return UsageError(what, next=_rollback(name, words))
     options = error.ctx.command.params
     near = _meant(error.option_name, error.possibilities or (), options, words)
     return UsageError(f"no such option: {error.option_name}", next=near or help)
+
+
+def _rollback(name: str, words: Sequence[str]) -> Hint:
+    """The rollback that does at another step what was typed with a --to."""
+    at = words.index(name) + 1
+    typed = " ".join(words[at:]).replace("--to=", "--to ").split(" ")
+    to = typed.index("--to")
+    given = [word for word in typed[:to] + typed[to + 2 :] if not word.startswith("-")]
+    if name == "set" and len(given) == 2 and not any("=" in word for word in given):
+        given = ["=".join(given)]
+    flag, before = OF_A_ROLLBACK[name]
+    options = [part for word in given for part in (flag, before + word)]
+    step = typed[to + 1 : to + 2] or ["STEP"]
+    return shell(["ckptsurgeon", *words[: at - 1], "rollback", "--to", *step, *options])
 
 
 def _meant(

@@ -71,14 +71,16 @@ class Watch:
     def once(self, *, dry: bool = False) -> bool:
         """Look once and do what the policy says, or with `dry` nothing. One look can tell neither
         what a first save says nor that a trainer has ended. True where nothing new is wrong, or
-        it was treated."""
+        it was treated; what a person was asked about and is still so is said again."""
         run = self._open()
         self._since, self._base, self._surgery = 0.0, None, next_id(run.root)
-        found = self._look(run)
+        troubles = list(self._troubles(run))
+        found = next((each for each in troubles if not self._known(run, each)), None)
         if not dry:
             self._treatment.tell_again(run)
         if found is None:
-            self._say("nothing new is wrong")
+            open_ = f": you were asked about it: {troubles[0].what}" if troubles else ""
+            self._say(f"nothing new is wrong{open_}")
             return True
         if dry:
             self._say(found.what)

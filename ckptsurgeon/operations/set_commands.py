@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -17,15 +18,22 @@ from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.rewarm_schedule import RewarmSchedule
 from ckptsurgeon.operations.section import Recipe
 
+JOINED = re.compile(r"\w+=[^,=]*(,\w+=[^,=]*)+")
+"""Pairs that are joined by commas: no value of a key has an equals sign."""
+
 
 def of_pairs(pairs: Sequence[str]) -> Hyperparameters:
     """The section that `lr=3e-5 beta2=0.95` stands for."""
     if len(pairs) == 2 and not any("=" in pair for pair in pairs):
-        key, value = pairs
-        raise UsageError(f"{key!r} is not KEY=VALUE", next=command("set", f"{key}={value}"))
-    bare = next((pair for pair in pairs if "=" not in pair), None)
+        key, value = pairs[0].rstrip(":"), pairs[1]
+        raise UsageError(f"{pairs[0]!r} is not KEY=VALUE", next=command("set", f"{key}={value}"))
+    bare = next((pair for pair in pairs if not pair.partition("=")[0] or "=" not in pair), None)
     if bare is not None:
         raise UsageError(f"{bare!r} is not KEY=VALUE", next="for example: lr=3e-5")
+    joined = next((pair for pair in pairs if JOINED.fullmatch(pair)), None)
+    if joined is not None:
+        apart = [part for pair in pairs for part in (pair.split(",") if pair == joined else [pair])]
+        raise UsageError(f"{joined!r} is several KEY=VALUE", next=command("set", *apart))
     data = lay({}, [pair if pair.startswith("set.") else f"set.{pair}" for pair in pairs])
     return Hyperparameters.build(data.get("set", {}))
 

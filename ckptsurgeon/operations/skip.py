@@ -140,7 +140,9 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
     for text in texts:
         match = re.fullmatch(r"\s*(\d{1,99})\s*(?:-\s*(\d{1,99})\s*)?", text)
         if match is None:
-            raise UsageError(f"skip range {text!r} is not A-B", next="for example: 6900-7010")
+            ends = re.fullmatch(r"(\d{1,99})\D{1,3}(\d{1,99})", text)
+            example = f"{ends[1]}-{ends[2]}" if ends else "6900-7010"
+            raise UsageError(f"skip range {text!r} is not A-B", next=f"for example: {example}")
         first, last = int(match[1]), int(match[2] or match[1])
         if last > MAX_COUNT:
             raise UsageError(f"skip range {text!r} is too large", next=f"at most {MAX_COUNT}")

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -254,3 +256,42 @@ def test_a_surgery_that_is_alive_is_not_called_interrupted(
     assert "another surgery is under way: “set lr=0.0005”" in refused
     assert "a surgery is under way" in doctor
     assert not any("recover" in text for _, text in told)
+
+
+def test_a_folder_that_is_gone_is_said_to_be(trained: Trained, tmp_path: Path) -> None:
+    """Somebody cleaned up where the engineer stands."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = "import os, sys; os.rmdir(os.getcwd()); from ckptsurgeon.cli import main; main()"
+    for words in (["status"], ["undo", "--yes"], ["rollback", "--to", "4", "--yes"]):
+        gone.mkdir(exist_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], cwd=gone, capture_output=True, text=True
+        )
+        assert done.returncode == 1, done.stderr
+        assert done.stderr.startswith("error: the folder that you are in is gone")
+        assert "-C RUN" in done.stderr.splitlines()[2]
+
+
+@pytest.mark.parametrize("module", ["typer", "ckptsurgeon.cli.build", "ckptsurgeon.cli.carry_out"])
+def test_ctrl_c_while_a_command_is_loaded_is_three_lines(trained: Trained, module: str) -> None:
+    """At the first import of a module: before there is a command line, and while one is loaded."""
+    root = trained()
+    code = f"""
+import sys
+class Stop:
+    def find_spec(self, name, *rest):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stop())
+from ckptsurgeon.__main__ import main
+main()
+"""
+    before = snapshot(root)
+    words = [sys.executable, "-c", code, "-C", str(root), "rollback", "--to", "4", "--yes"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    first, second, third = done.stderr.splitlines()
+    assert (done.returncode, first) == (130, "error: stopped by Ctrl-C")
+    assert second == "untouched: the run is exactly as it was" and third.startswith("next: ")
+    assert snapshot(root) == before

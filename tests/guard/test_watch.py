@@ -54,6 +54,7 @@ def test_a_person_is_told_once_with_a_recipe_a_plan_and_a_picture(
     assert json.loads(Path(event["files"]["advice.json"]).read_text())["verdict"] == "diverged"
     again = surgeon("watch", policy(), "--once", "-C", diverged)
     assert (again.exit_code, len(pages(tmp_path))) == (0, 1)
+    assert again.stdout.startswith("nothing new is wrong: you were asked about it: diverged at 201")
 
     (words,) = hints(page["next"])
     assert surgeon(*words, "--yes").exit_code == 0
