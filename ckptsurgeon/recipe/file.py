@@ -31,6 +31,8 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
             f"{path}: {error.strerror}",
             next=command("plan", "RECIPE.yaml", why="with another path"),
         ) from None
+    for key, value in data.items():
+        _refuse_empty(key, value, str(path))
     return from_data(data, overrides, where=str(path))
 
 
@@ -62,6 +64,18 @@ def from_data(
         raise UsageError(f"recipe version {version} is not known", next="version: 1")
     made = [kind.build(value, where) for kind, value in sections.items()]
     return Recipe(*made, **header)
+
+
+def _refuse_empty(key: str, value: Any, where: str) -> None:
+    """Raise UsageError for a key inside of a section that has no value: whoever wrote it asks for
+    something, and would get the rest without it."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if inner is None:
+                raise UsageError(
+                    f"{where}: `{key}.{name}` has no value", next="give it one, or leave it out"
+                )
+            _refuse_empty(f"{key}.{name}", inner, where)
 
 
 def to_data(recipe: Recipe) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class LogFolders:
         """Folders that surgeries made for cut branches: no trainer writes there."""
         branches: set[Path] = set()
         for receipt in receipts.read(self.root, mentioning=(EVENTS, *ROWS, ".wandb")):
-            if receipt.undoes is None and "transplant" not in receipt.recipe:
+            if receipt.undoes is None and not _brings(receipt):
                 branches |= self._cut_branches(receipt)
         return branches
 
@@ -259,6 +259,11 @@ class LogFolders:
 
     def _folder(self, file: str) -> Path:
         return Path(os.path.normpath(self.root / file)).parent
+
+
+def _brings(receipt: Receipt) -> bool:
+    """Whether the logs that a surgery made are another run's, with which this one goes on."""
+    return "transplant" in receipt.recipe or "of" in (receipt.recipe.get("logs") or {})
 
 
 def _events(folders: Iterable[Path]) -> list[Path]:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ckptsurgeon import operations
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.operations.fields import names
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.skip import ranges
 from ckptsurgeon.recipe.file import from_data, load, to_data
@@ -137,3 +139,19 @@ def test_a_scale_becomes_absolute_or_is_refused() -> None:
 
 def test_ranges_are_inclusive_and_count_from_one() -> None:
     assert ranges(["6900-7010", " 5 ", "1 - 2"]) == [(6900, 7010), (5, 5), (1, 2)]
+
+
+def test_a_key_without_a_value_is_refused_and_never_left_out(tmp_path: Path) -> None:
+    """`lr:` above a `beta2:` that is done would be half of what was meant."""
+    file = tmp_path / "recipe.yaml"
+    for kind in operations.kinds():
+        for name in names(kind) if kind.key else ():
+            file.write_text(f"{kind.key}:\n  {name}:\n")
+            with pytest.raises(UsageError, match=rf"`{kind.key}\.{name}` has no value"):
+                load(file)
+    file.write_text("set:\n  lr:\n  beta2: 0.9\n")
+    with pytest.raises(UsageError, match="lr` has no value"):
+        load(file)
+    file.write_text("scale: {params: x, qk_clip: {threshold: }}\n")
+    with pytest.raises(UsageError, match="threshold` has no value"):
+        load(file)

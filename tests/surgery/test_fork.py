@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
 from ckptsurgeon import Run, disk, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.look.logged import own
+from ckptsurgeon.plans.edits import Rewrite
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.surgery.fork import fork
 from tests.conftest import Trained
@@ -116,3 +119,25 @@ def test_a_branch_inside_the_run_is_refused(trained: Trained) -> None:
     with pytest.raises(UsageError, match="lies inside the run"):
         fork(Run.open(root), 8, root / "branch", from_data({}), "copy")
     assert snapshot(root) == before
+
+
+def test_a_fork_sees_the_logs_that_it_was_given_and_those_that_follow(
+    trained: Trained, tmp_path: Path
+) -> None:
+    """What a surgery made of the logs of another run is no branch that was cut."""
+    root = trained()
+    (root / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": step, "loss": 2 / step}) + "\n" for step in range(1, 9))
+    )
+    fork(Run.open(root), 4, tmp_path / "branch", from_data({"logs": {"of": str(root)}}), "copy")
+    branch = Run.open(tmp_path / "branch")
+    given = {path.relative_to(branch.root).as_posix() for path in branch.logs.all()}
+    assert "metrics.jsonl" in given and any(name.startswith("tensorboard/") for name in given)
+    assert own(branch, {}).kept["loss"].steps[-1] == 4
+    with SummaryWriter(str(branch.root / "tensorboard")) as writer:
+        writer.add_scalar("lm loss", 1.0, 5)
+    assert len(Run.open(branch.root).logs.files()) == len(given)
+    cut_ = plan(branch, from_data({"logs": {"after": 2}}))
+    assert {change.file for change in cut_.changes if isinstance(change, Rewrite)} > {
+        "metrics.jsonl"
+    }
