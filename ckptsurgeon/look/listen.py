@@ -50,11 +50,15 @@ def listen(
 
 def _refuse_silent(run: Run, step: int, log: Path) -> None:
     """Raise SurgeryError for a file that was not written to since the last surgery on this step: of
-    what its lines are, no number tells."""
+    what its lines are, no number tells. The surgery's time is the earlier one of this host's clock
+    and of the disk's, which a file server may have set."""
     standing = receipts.standing(run.receipts())
     last = next((r for r in reversed(standing) if r.promise and r.promise.step - 1 == step), None)
     with contextlib.suppress(OSError, ValueError):
-        if last and log.stat().st_mtime < datetime.fromisoformat(last.when).timestamp():
+        if last is None:
+            return
+        done = (run.root / receipts.receipt_file(last.id)).stat().st_mtime
+        if log.stat().st_mtime < min(done, datetime.fromisoformat(last.when).timestamp()):
             raise SurgeryError(
                 f"{log} was not written to since surgery {last.id}: the trainer says nothing there "
                 "of what it loaded after it",
