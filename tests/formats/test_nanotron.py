@@ -196,3 +196,58 @@ def test_a_missing_shard_and_what_the_config_decides_are_told(run: Path) -> None
             surgery.plan(Run.open(run), from_data(recipe))
         told += error.value.next
     assert "optimizer.clip_grad" in " ".join(told)
+
+
+def staged(root: Path, step: int, **values: Any) -> dict[str, Any]:
+    """The metadata of a step, with `values` in its second stage."""
+    file = root / str(step) / "checkpoint_metadata.json"
+    document = json.loads(file.read_text())
+    document["metas"]["data_stages"][1] |= values
+    file.write_text(json.dumps(document))
+    return dict(document["metas"])
+
+
+def test_an_iteration_before_the_stage_of_the_data_is_refused(run: Path) -> None:
+    """A launch makes no loader for it."""
+    staged(run, 6, start_training_step=4)
+    with pytest.raises(SurgeryError, match="iteration 2 is before the stage stable"):
+        surgery.plan(Run.open(run), from_data({"set": {"iteration": 2}}))
+    operate(run, {"set": {"iteration": 3}})
+
+
+def test_tokens_follow_where_the_metadata_does_not_say_their_number(run: Path) -> None:
+    """As from April to June 2025: the config has the length of a sample."""
+    file = run / "6" / "checkpoint_metadata.json"
+    document = json.loads(file.read_text())
+    metas = document["metas"]
+    for stage in metas["data_stages"]:
+        del stage["sequence_length"]
+    del metas["consumed_tokens_total"]
+    file.write_text(json.dumps(document))
+    operate(run, {"skip": ["7-9"], "skip_by_counters": True})
+    stage = json.loads(file.read_text())["metas"]["data_stages"][1]
+    samples = stage["consumed_train_samples"]
+    assert stage["consumed_tokens_per_dataset_folder"] == {"data/a": samples * LENGTH}
+    config = run / "6" / "config.yaml"
+    config.write_text(config.read_text().replace("sequence_length: 16", "x: 16"))
+    with pytest.raises(SurgeryError, match="how many tokens a sample has"):
+        surgery.plan(Run.open(run), from_data({"set": {"consumed_samples": 40}}))
+
+
+def test_going_back_before_a_stage_of_the_data_is_said(run: Path) -> None:
+    """Its config still has the stage that the checkpoint has not begun."""
+    for step in (2, 4):
+        file = run / str(step) / "checkpoint_metadata.json"
+        document = json.loads(file.read_text())
+        metas = document["metas"]
+        first = metas["data_stages"][0] | {
+            "consumed_train_samples": BATCH * step,
+            "consumed_tokens_per_dataset_folder": {"data/a": BATCH * step * LENGTH},
+        }
+        metas |= {"data_stages": [first], "last_stage_idx": 0}
+        file.write_text(json.dumps(document))
+    plan = surgery.plan(Run.open(run), from_data({"rollback": {"to": 4}}))
+    assert any("stage stable began after step 4" in text for text in plan.warnings)
+    assert any("start_training_step: 5" in text for text in plan.warnings)
+    plan = surgery.plan(Run.open(run), from_data({"rollback": {"to": 6}, "set": {"eps": 1e-6}}))
+    assert not any("began after" in text for text in plan.warnings)

@@ -168,3 +168,40 @@ def weight(root: Path, step: int, name: str) -> Path:
 
 def scheduler(root: Path, step: int) -> Path:
     return root / str(step) / "lr_scheduler" / "lr_scheduler_pp-0-of-1_tp-0-of-1_exp-0-of-1.pt"
+
+
+def piped(root: Path, stages: list[dict[str, tuple[float, float]]]) -> Path:
+    """One step of pipeline stages, without masters, by torch's own AdamW and LambdaLR. Each stage
+    has parameters by name, each with the share of the rate and the weight decay of its group."""
+    pp, step = len(stages), 2
+    for inner in ("optimizer", "lr_scheduler"):
+        (root / str(step) / inner).mkdir(parents=True)
+    for p, names in enumerate(stages):
+        groups = [
+            {"params": [torch.nn.Parameter(torch.ones(4))], "lr": PEAK * share, "weight_decay": wd}
+            for share, wd in names.values()
+        ]
+        adam = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+        schedule = scheduled(adam)
+        for _ in range(step):
+            for group in adam.param_groups:
+                group["params"][0].grad = torch.ones(4)
+            adam.step()
+            schedule.step()
+        state = {**adam.state_dict(), "names": dict(enumerate(names))}
+        ranks = f"pp-{p}-of-{pp}_tp-0-of-1_exp-0-of-1.pt"
+        torch.save(state, root / str(step) / "optimizer" / f"optimizer_{ranks}")
+        torch.save(
+            schedule.state_dict(), root / str(step) / "lr_scheduler" / f"lr_scheduler_{ranks}"
+        )
+    sizes = {
+        "type": "NamedOptimizer",
+        "parallelism": {
+            "tp_size": "1", "dp_size": "1", "pp_size": str(pp), "expert_parallel_size": "1",
+        },
+    }  # fmt: skip
+    (root / str(step) / "optimizer" / "optimizer_config.json").write_text(json.dumps(sizes))
+    metadata = root / str(step) / "checkpoint_metadata.json"
+    metadata.write_text(json.dumps({"metas": {"last_train_step": step}}))
+    (root / "latest.txt").write_text(str(step))
+    return root

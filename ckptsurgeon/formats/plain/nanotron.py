@@ -10,43 +10,40 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files import json_text, plain_yaml
+from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.files.text_file import number
 from ckptsurgeon.formats.capabilities import ComputesRates, HasHeads
+from ckptsurgeon.formats.fields.constants import GROUP
 from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.understood import (
     is_count,
     is_number,
     mapping,
-    problem,
     understood,
 )
-from ckptsurgeon.formats.fields.values import Decay, Part, Place, Setting, State
+from ckptsurgeon.formats.fields.values import Decay, Located, Part, Place, Setting, State
 from ckptsurgeon.formats.heads import head_counts, heads
 from ckptsurgeon.formats.heads.heads import Attention
+from ckptsurgeon.formats.layout import NamesElsewhere
 from ckptsurgeon.formats.places import json_beside
 from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
-from ckptsurgeon.formats.plain import nanotron_parts
+from ckptsurgeon.formats.plain import nanotron_data, nanotron_parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
-from ckptsurgeon.formats.plain.nanotron_parts import SHARD
-from ckptsurgeon.formats.schedules import nanotron, torch_classes, torch_cooldown
+from ckptsurgeon.formats.plain.nanotron_data import LAST, METADATA, TOTAL
+from ckptsurgeon.formats.plain.nanotron_parts import SHARD, UNRANKED, stage_of
+from ckptsurgeon.formats.schedules import nanotron, torch, torch_classes, torch_cooldown
 from ckptsurgeon.formats.schedules.check import refuse_no_rate
 from ckptsurgeon.formats.step_folders import StepFolders, listed
 from ckptsurgeon.hints import command
-from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.plans.promise import Caveat
 
 LATEST = "latest.txt"
-METADATA = "checkpoint_metadata.json"
-CONFIG = "optimizer_config.json"
-UNRANKED = "lr_scheduler.pt"
-TOTAL, LAST = ("metas", "consumed_train_samples"), ("metas", "last_train_step")
-STAGES = ("metas", "data_stages")
 
 
 @dataclass
@@ -70,50 +67,56 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads, ComputesR
 
     def batch_size(self) -> int | None:
         """By the saved config."""
-        return _batch(self.config)
+        return nanotron_data.batch(self.config)
 
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
-        """The samples of the current stage are what its sampler begins at; the total must be their
-        sum, or nanotron asserts (`serialize/metadata.py`, 1c377d1). Tokens follow."""
+        """With what a load asserts of it (`nanotron_data`)."""
         settings, notes = super().recount(counter, value)
-        if counter != "consumed_samples":
-            return settings, notes
         with understood(self.path):
             for file in self.texts:
-                settings += self._of_the_stage(file, value)
+                metas = self.trees[file]["metas"]
+                if counter == "iteration":
+                    nanotron_data.refuse_early(metas, value)
+                if counter == "consumed_samples":
+                    for path, new in nanotron_data.moved(metas, value, self.config):
+                        settings += [Setting(counter, place, new) for place in self.at(file, path)]
         return settings, notes
 
-    def _of_the_stage(self, file: Path, total: int) -> Iterator[Setting]:
-        metas = self.trees[file]["metas"]
-        stages = metas.get("data_stages")
-        if not stages:
-            return
-        number = metas.get("last_stage_idx") or 0
-        stage, moved = stages[number], total - metas["consumed_train_samples"]
-        samples = stage["consumed_train_samples"] + moved
-        if samples < 0:
-            raise SurgeryError(
-                f"sample {total} was read in an earlier stage of the data than {stage['name']}",
-                next=command("status", why="roll back to a step of that stage"),
-            )
-        folders = stage.get("consumed_tokens_per_dataset_folder") or {}
-        if len(folders) > 1:
-            raise SurgeryError(
-                f"the data is a blend of {len(folders)} folders, and how many samples of each "
-                f"come before sample {total} is not known",
-                next=command("status", why="roll back to a step before the data"),
-            )
-        path, length = (*STAGES, number), int(stage.get("sequence_length") or 0)
-        yield from self._set(file, (*path, "consumed_train_samples"), samples)
-        for name in folders:
-            inner = (*path, "consumed_tokens_per_dataset_folder", name)
-            yield from self._set(file, inner, samples * length)
-        if length and metas.get("consumed_tokens_total") is not None:
-            tokens = metas["consumed_tokens_total"] + moved * length
-            yield from self._set(file, ("metas", "consumed_tokens_total"), tokens)
+    # --- ranks -----------------------------------------------------------------------------------
 
-    def _set(self, file: Path, path: tuple[Key, ...], new: int) -> Iterator[Setting]:
-        yield from (Setting("consumed_samples", place, new) for place in self.at(file, path))
+    def alike(self, field: str) -> list[Sequence[Place]]:
+        """Each pipeline stage has param groups and a scheduler of its own: since April 2024 a group
+        is of one parameter."""
+        if field not in (*GROUP, "scheduler"):
+            return super().alike(field)
+        stages: dict[str, list[Place]] = {}
+        for place in chain.from_iterable(super().alike(field)):
+            stages.setdefault(stage_of(place.file), []).append(place)
+        return [*stages.values()]
+
+    def varies(self, field: str) -> bool:
+        """See `alike`."""
+        return field in GROUP
+
+    def stages(self) -> list[NanotronCheckpoint]:
+        """One for each pipeline stage, with what its ranks load."""
+        return [
+            replace(self, optimizers=(*shards,), schedulers=self._schedulers_of(stage))
+            for stage, shards in groupby(self.optimizers, lambda item: stage_of(item[0]))
+        ]
+
+    def _schedulers_of(self, stage: str) -> tuple[Located, ...]:
+        """Those that its ranks load: up to November 2024 there is one for all."""
+        found = (at for at in self.schedulers if at[0].name == UNRANKED or stage_of(at[0]) == stage)
+        return tuple(found)
+
+    def in_words(self) -> tuple[str, float | None]:
+        """With the peak of the stage whose it is the highest."""
+        words, peak = super().in_words()
+        return words, None if peak is None else self._peak()
+
+    def _peak(self) -> float:
+        return max(torch.peak(stage) for stage in self.stages())
 
     @property
     def groups_win(self) -> bool:
@@ -192,11 +195,28 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads, ComputesR
         """The lr. Raises SurgeryError for what the config says, with its keys."""
         lacking = sorted(values.keys() & nanotron.KEYS.keys())
         if not lacking or "position" in values:
-            return super().reschedule(values)
+            return self._by_stage(values)
         raise SurgeryError(
             f"nanotron takes {', '.join(lacking)} from its config alone",
             next=f"relaunch with these under {nanotron.SECTION}: {self._in_config(values)}",
         )
+
+    def _by_stage(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """All rates keep their proportions: the largest of all stages gets `lr`."""
+        stages = self.stages() if self.schedulers else []
+        if len(stages) < 2:
+            return super().reschedule(values)
+        top = self._peak()
+        settings: dict[tuple[Any, ...], Setting] = {}
+        notes: dict[str, None] = {}
+        for stage in stages:
+            own, mine = torch.peak(stage), dict(values)
+            if "lr" in values and own != top:
+                mine["lr"] = values["lr"] * own / top
+            found, told = stage.reschedule(mine)
+            settings |= {(each.place.file, each.place.path): each for each in found}
+            notes |= dict.fromkeys(told)
+        return [*settings.values()], [*notes]
 
     def _in_config(self, values: Mapping[str, Any]) -> str:
         """Keys and values of the section, whose decay is counted from where it begins."""
@@ -232,7 +252,7 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads, ComputesR
             "min_decay_lr": decay.to,
         }
         words = f"relaunch with these under {nanotron.SECTION}: {nanotron.in_yaml(keys)}"
-        settings = torch_cooldown.rebased(self)
+        settings = [each for stage in self.stages() for each in torch_cooldown.rebased(stage)]
         if not settings:
             raise SurgeryError("nanotron decays by its config alone", next=words)
         return settings, [f"{words}: the decay is in no checkpoint"]
@@ -272,7 +292,7 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads, ComputesR
         return fragments
 
 
-class Nanotron(StepFolders):
+class Nanotron(StepFolders, NamesElsewhere):
     """Folders whose names are numbers."""
 
     name = "nanotron"
@@ -289,40 +309,12 @@ class Nanotron(StepFolders):
         return named and (folder / METADATA).is_file() and (folder / "optimizer").is_dir()
 
     def missing(self, run: Path, step: int) -> list[str]:
-        """Shards of ranks that `optimizer_config.json` has."""
-        folder = self.directory(run, step)
-        inner = folder / "optimizer"
-        if not (inner / CONFIG).is_file():
-            return [f"optimizer/{CONFIG}"]
-        config = json_text.mapping(inner / CONFIG)
-        with understood(inner / CONFIG):
-            sizes = {
-                kind: int(config["parallelism"].get(f"{kind}_size", 1))
-                for kind in ("pp", "dp", "tp", "expert_parallel")
-            }
-            sharded = config["type"] == "ZeroDistributedOptimizer"
-            pp, tp, experts = sizes["pp"], sizes["tp"], sizes["expert_parallel"]
-            dp = sizes["dp"] if sharded else 1
-            reason = problem("ranks", pp * dp * tp * experts)
-        if reason:
-            raise SurgeryError(
-                f"{inner / CONFIG}: {reason}",
-                next="compare its sizes with the command line of the trainer",
-            )
-        there = {name for name in listed(inner) if SHARD.fullmatch(name)}
-        expert = any("_exp-" in name for name in there) or not there
-        names = [
-            f"optimizer_pp-{p}-of-{pp}"
-            + (f"_dp-{d}-of-{dp}" if sharded else "")
-            + f"_tp-{t}-of-{tp}"
-            + (f"_exp-{e}-of-{experts}" if expert else "")
-            + ".pt"
-            for p in range(pp)
-            for d in range(dp)
-            for t in range(tp)
-            for e in range(experts if expert else 1)
-        ]
-        return [f"optimizer/{name}" for name in names if name not in there]
+        """Files of ranks that `optimizer_config.json` has."""
+        return nanotron_parts.missing(self.directory(run, step))
+
+    def stale_pointers(self, run: Path, step: int) -> list[str]:
+        """A config may have a stage of the data that the step has not begun."""
+        return [*nanotron_data.stages_since(run, step, max(self.steps(run)))]
 
     def pointer_files(self, run: Path) -> list[Path]:
         """`latest.txt`."""
@@ -342,6 +334,11 @@ class Nanotron(StepFolders):
             return (
                 "in the trainer's config, set tokens.batch_accumulation_per_replica so that it, "
                 f"micro_batch_size and dp make {value}, then relaunch"
+            )
+        if key == "seed":
+            return (
+                f"in the trainer's config, set data.seed to {value}, then relaunch (since April "
+                "2024 data.seed of the last of data_stages, for a Nanoset with shuffle_files)"
             )
         if key in self.options:
             return f"in the trainer's config, set {self.options[key]} to {value}, then relaunch"
@@ -376,15 +373,3 @@ def _config(path: Path) -> Mapping[str, Any]:
         return plain_yaml.read(path) if path.is_file() else {}
     except (SurgeryError, OSError):
         return {}
-
-
-def _batch(config: Mapping[str, Any]) -> int | None:
-    """The samples of an iteration; None where the config does not say."""
-    try:
-        tokens, parallel = config["tokens"], config["parallelism"]
-        sizes = (
-            tokens["micro_batch_size"], tokens["batch_accumulation_per_replica"], parallel["dp"]
-        )  # fmt: skip
-    except (LookupError, TypeError):
-        return None
-    return math.prod(sizes) if all(is_count(size) and size for size in sizes) else None

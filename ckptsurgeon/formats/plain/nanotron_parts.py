@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files import json_text
 from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.formats.fields.understood import problem, understood
 from ckptsurgeon.formats.fields.values import MOMENTS, Part, Place
 from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
+from ckptsurgeon.formats.step_folders import listed
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Key
 
@@ -28,7 +32,49 @@ WEIGHT = re.compile(
     r"model_(?P<name>.+?)(?:_pp-rank-(?P<pp>\d+)-of-\d+_tp-rank-(?P<tp>\d+)-of-\d+"
     r"(?:_exp-rank-(?P<exp>\d+)-of-\d+)?)?\.safetensors"
 )
+CONFIG, UNRANKED = "optimizer_config.json", "lr_scheduler.pt"
+"""What says the ranks, and the one scheduler up to November 2024."""
+STAGE = re.compile(r"_pp-(\d+)-of-")
 DATA, MASTERS = "data", "gradient_accumulator"
+
+
+def stage_of(file: Path) -> str:
+    """The number of the pipeline stage in the name of a rank's file; `` where it has none."""
+    match = STAGE.search(file.name)
+    return match[1] if match else ""
+
+
+def missing(step: Path) -> list[str]:
+    """The files of the optimizer and of the schedulers that the ranks in `CONFIG` load, and that
+    are not there."""
+    folder = step / "optimizer"
+    if not (folder / CONFIG).is_file():
+        return [f"optimizer/{CONFIG}"]
+    config = json_text.mapping(folder / CONFIG)
+    with understood(folder / CONFIG):
+        pp, dp, tp, experts = (
+            int(config["parallelism"].get(f"{kind}_size", 1))
+            for kind in ("pp", "dp", "tp", "expert_parallel")
+        )
+        sharded = config["type"] == "ZeroDistributedOptimizer"
+        reason = problem("ranks", pp * (dp if sharded else 1) * tp * experts)
+    if reason:
+        raise SurgeryError(
+            f"{folder / CONFIG}: {reason}",
+            next="compare its sizes with the command line of the trainer",
+        )
+    there = {f"optimizer/{name}" for name in listed(folder) if SHARD.fullmatch(name)}
+    expert = any("_exp-" in name for name in there) or not there
+    schedulers = {f"lr_scheduler/{name}" for name in listed(step / "lr_scheduler")}
+    wanted = []
+    for p, t, e in product(range(pp), range(tp), range(experts if expert else 1)):
+        ranks = f"_tp-{t}-of-{tp}" + (f"_exp-{e}-of-{experts}" if expert else "") + ".pt"
+        for d in range(dp if sharded else 1):
+            data = f"_dp-{d}-of-{dp}" if sharded else ""
+            wanted.append(f"optimizer/optimizer_pp-{p}-of-{pp}{data}{ranks}")
+        if schedulers and f"lr_scheduler/{UNRANKED}" not in schedulers:
+            wanted.append(f"lr_scheduler/lr_scheduler_pp-{p}-of-{pp}{ranks}")
+    return sorted({*wanted} - there - schedulers)
 
 
 def parts(checkpoint: SafetensorsBeside, shards: Collection[Path]) -> list[Part]:
