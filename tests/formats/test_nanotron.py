@@ -92,10 +92,18 @@ def test_a_resume_uses_what_was_set_on_every_rank(run: Path) -> None:
     take_back(run, before)
 
 
+@pytest.mark.parametrize("top", [PEAK, 6e-4])
 @pytest.mark.parametrize("lr", [None, 3e-4])
-def test_the_rates_are_those_of_the_saved_config(tmp_path: Path, lr: float | None) -> None:
-    """Which a load makes anew, of the rate that the groups have by then."""
-    root = make(tmp_path / "run", rate=falling, config=FALLING)
+def test_the_rates_are_those_of_the_saved_config(
+    tmp_path: Path, lr: float | None, top: float
+) -> None:
+    """Which a load makes anew, of the rate that the groups have by then, also of a run that was
+    resumed before: its saved rate is of the `top` that the groups had then."""
+
+    def resumed_once(step: int, initial: float) -> float:
+        return falling(step, top)
+
+    root = make(tmp_path / "run", rate=resumed_once, config=FALLING)
     if lr is not None:
         operate(root, {"set": {"lr": lr}})
     word = expected(Run.open(root), 6)

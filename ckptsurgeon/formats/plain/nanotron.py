@@ -7,7 +7,6 @@ November 2024 it makes one step at once (`nanotron/trainer.py`, 0.4 and 2411b022
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
@@ -147,10 +146,10 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads, ComputesR
         if torch_classes.kind(state) != "LambdaLR" or not rates or not is_number(peak):
             return None
         base, now = float(state["base_lrs"][0]), int(state["last_epoch"])
-        made = nanotron.factor(section, now, peak)
-        if made is None or not math.isclose(base * made, rates[0], rel_tol=1e-6):
+        any_top = self._divides_by_groups
+        if base <= 0 or not nanotron.gives(section, now, rates[0] / base, peak, any_top):
             return None
-        top = rates[0] if self._divides_by_groups else peak
+        top = rates[0] if any_top else peak
         if self._begins_anew:
             now = now - 1 if k > 1 else -1
         factor = nanotron.factor(section, now + k, top)

@@ -5,6 +5,7 @@ Source: `lr_scheduler_builder` of `nanotron/helpers.py`, 0.4 and 2411b022.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -32,6 +33,17 @@ def factor(schedule: Mapping[str, Any], now: int, top: float) -> float | None:
         return _rate(schedule, now, top) / top
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
+
+
+def gives(schedule: Mapping[str, Any], now: int, share: float, peak: float, any_top: bool) -> bool:
+    """Whether the function gives `share` of a base rate at step `now`: made for `peak`, or with
+    `any_top` for some rate above the floor, as it is made anew at each load of the rate by then."""
+    one, other = factor(schedule, now, peak), factor(schedule, now, peak / 2)
+    if one is None or other is None or math.isclose(one, share, rel_tol=1e-6):
+        return one is not None
+    least = (other - one) * peak  # of a decay the share is fixed + least / top
+    fixed = one - least / peak
+    return any_top and least > 0 and fixed < share < 1 - 1e-6
 
 
 def beginning(schedule: Mapping[str, Any]) -> Any:
