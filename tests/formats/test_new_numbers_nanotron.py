@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.support.nanotron_files import (
     make,
     master,
     save_weight,
+    scheduler,
     shard,
     weight,
 )
@@ -128,6 +130,12 @@ def test_every_tensor_parallel_rank_has_the_masters_of_what_is_whole(run: Path) 
             for tp in range(2):
                 state["gradient_accumulator"]["w.weight"] += tp
                 torch.save(state, file.with_name(file.name.replace("tp-0-of-1", f"tp-{tp}-of-2")))
+        schedule = scheduler(run, step)
+        for tp in range(2):
+            shutil.copy(
+                schedule, schedule.parent / schedule.name.replace("tp-0-of-1", f"tp-{tp}-of-2")
+            )
+        schedule.unlink()
         config = run / str(step) / "optimizer" / "optimizer_config.json"
         config.write_text(config.read_text().replace('"tp_size": "1"', '"tp_size": "2"'))
         path = weight(run, step, "w.weight")
