@@ -169,6 +169,6 @@ def test_a_format_was_asked_where_a_test_says_so(tmp_path: Path, name: str) -> N
 def test_a_page_was_asked_where_it_names_its_witness() -> None:
     asked = [name for name in DESCRIBED if not pages.shipped(name).description.doubts()]  # type: ignore[attr-defined]
     assert asked == [
-        "lightning", "lightning-sharded", "lightning-deepspeed", "composer", "composer-sharded",
-        "automodel", "verl",
+        "lightning", "lightning-sharded", "lightning-deepspeed", "nemo", "composer",
+        "composer-sharded", "automodel", "verl",
     ]  # fmt: skip

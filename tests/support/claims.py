@@ -25,7 +25,7 @@ NEWEST = "newest "
 """Before the name of a library that is installed beside the environment."""
 IMPORTS = {
     "ai2-olmo-core": "olmo_core", "megatron-core": "megatron", f"{NEWEST}megatron-core": "megatron",
-    "megatron-bridge": r"megatron\.bridge",
+    "megatron-bridge": r"megatron\.bridge", "nemo_toolkit": "nemo",
 }  # fmt: skip
 """Library → the package that it installs, where the names differ."""
 SOURCES = {

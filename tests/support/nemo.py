@@ -2,7 +2,7 @@
 `save ROOT` and `load ROOT`, with `--newest` by the newest one.
 
 As `MegatronStrategy.save_checkpoint` and `setup_megatron_optimizer` of NVIDIA/NeMo 2381f42 (v2.4.0)
-around what Lightning's `dump_checkpoint` makes. NeMo does not install beside a present torch.
+around what Lightning's `dump_checkpoint` makes. NeMo's own trainer is in `nemo_loop.py`.
 """
 
 from __future__ import annotations
