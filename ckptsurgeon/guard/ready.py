@@ -79,20 +79,23 @@ def _repaired(run: Run, seen: Readiness, jobs: int, allow_globals: Collection[st
 
 
 def _recipe(run: Run, seen: Readiness) -> Recipe | None:
-    """The pointers name the sound step. Without pointers, and where a mark keeps that step from
-    being loaded, what is in the way goes to the attic; the logs stay as they are. What is newer
-    and lies outside the run's own steps is a person's to judge."""
+    """The pointers name the sound step. Without pointers, where they do not lead past a newer step,
+    and where a mark keeps that step from being loaded, what is in the way goes to the attic; the
+    logs stay as they are. What is newer and lies outside the run's own steps is a person's to
+    judge."""
     from ckptsurgeon.operations.events import TensorBoard
     from ckptsurgeon.operations.rollback import Repair, Rollback
     from ckptsurgeon.operations.section import Recipe
 
     assert seen.sound is not None
-    ahead = any(step > seen.sound for step in run.steps())
+    ahead = [step for step in run.steps() if step > seen.sound]
     others = shadows(run, seen.sound)
-    if seen.sound == seen.step and not others:
-        return None  # its bytes are sound, and something else is wrong
     marked = bool(others) and not ahead and all(each.step <= seen.sound for each in others)
+    newer = {path for step in ahead for path in run.entries(step)}
+    taken = bool(others) and all(each.paths and newer.issuperset(each.paths) for each in others)
+    if seen.sound == seen.step and not (marked or taken):
+        return None  # its bytes are sound, and something else is wrong
     why = f"ready: {seen.found[0].what}"
-    if marked or not run.format.pointers(run.root, seen.sound):
+    if marked or taken or not run.format.pointers(run.root, seen.sound):
         return Recipe(Rollback(seen.sound), TensorBoard(truncate=False), why=why)
     return Recipe(Repair(seen.sound), why=why)

@@ -106,7 +106,7 @@ def check(
     out.findings += _guarded(folder, lambda: _names(format, run, step))
     out.checkpoint = _opened(format, run, step)
     read = out.checkpoint.archives if out.checkpoint is not None else {}
-    there = [path for path in files if path.exists()]  # the names say what is gone
+    there = [p for p in files if p.exists() and not format.opaque(p)]  # names say what is gone
     shards = [Shard(path) for path in there if path.suffix in (*TORCH, SAFE) or path in read]
     for shard in shards:
         shard.archive = read.get(shard.path)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.layout import logged_at
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import COUNT
@@ -150,6 +151,8 @@ def cut_or_rename(
         from ckptsurgeon.logs.printed.families import late
         from ckptsurgeon.logs.source import Cut
 
+        if section.after is None and checkpoint is not None:
+            _refuse_other_count(run, checkpoint.step, sources)
         keep = (section.keep_as or f"cut-{run.next_id()}") if section.keep else None
         marks = marks_of(checkpoint, cut_at, section.samples)
         if section.after is None:
@@ -170,6 +173,24 @@ def cut_or_rename(
     if counts:
         warnings += _renamed(run, section, counts, by)
     return changes, warnings
+
+
+def _refuse_other_count(run: Run, step: int, sources: Sequence[LogSource]) -> None:
+    """Raise SurgeryError where the number of `step` counts saves or epochs, and a log goes on by
+    updates: it would be cut where that number stands."""
+    from ckptsurgeon.logs.source import leave
+
+    for stream in (stream for source in sources for stream in source.streams()):
+        at = logged_at(run.format, run.root, step, stream.last or 0)
+        if at != step:
+            raise SurgeryError(
+                f"step {step} counts saves or epochs, as it is after {at} updates, and "
+                f"{stream.name} has points up to {stream.last}: where it is to be cut is not known",
+                next=(
+                    leave(stream.name, "points"),
+                    command("truncate-logs", "--after", at, why="then, if it counts updates"),
+                ),
+            )
 
 
 def event_folders(run: Run) -> list[LogSource]:

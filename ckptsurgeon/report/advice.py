@@ -186,7 +186,7 @@ def _candidate(item: Candidate, diagnosis: Advice) -> Row:
         word = "sound: go back here"
     elif item.sound and item.too_near:
         word = "sound, but too close to onset"
-    before = diagnosis.spike.first - item.step
+    before = diagnosis.spike.first - item.at
     return Row(f"{item.step}", f"{before} steps earlier; {_distance(item.distance)}", word)
 
 

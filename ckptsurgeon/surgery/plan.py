@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from ckptsurgeon import operations
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -11,6 +11,7 @@ from ckptsurgeon.files.one_look import one_look
 from ckptsurgeon.formats.fields.known_globals import refuse_unknown
 from ckptsurgeon.formats.fields.trees import rounded
 from ckptsurgeon.hints import again, command
+from ckptsurgeon.operations.rollback import Repair
 from ckptsurgeon.operations.section import Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange, Aside, Change, NewStep, Rewrite
 from ckptsurgeon.plans.log_fields import LOG_FIELDS
@@ -72,8 +73,9 @@ def _plan(run: Run, recipe: Recipe, allow_globals: Collection[str]) -> Plan:
         changes += [change for change in new_changes if not _idle(change)]
         warnings += sentences
     refuse_conflicts(by_section)
-    if recipe.leaves_newer or any(change.field not in LOG_FIELDS for change in changes):
-        changes += _rivals(run, recipe, step)
+    leads = recipe.leaves_newer or Repair in recipe.given
+    if leads or any(change.field not in LOG_FIELDS for change in changes):
+        changes += _rivals(run, recipe, step, changes)
     if any(isinstance(change, Change) or change.field == "latest" for change in changes):
         refuse_unknown(checkpoint.globals(), allow_globals)
     after = checkpoint.after(changes, run.root).state()
@@ -148,18 +150,20 @@ def _plan_logs(run: Run, recipe: Recipe, id: str) -> Plan:
     )
 
 
-def _rivals(run: Run, recipe: Recipe, step: int) -> list[AnyChange]:
-    """What the trainer would load in place of `step`, or keep before it, goes aside. Raises
-    SurgeryError where it lies outside the run, or is newer and no section says that newer steps
-    leave."""
+def _rivals(run: Run, recipe: Recipe, step: int, given: Sequence[AnyChange]) -> list[AnyChange]:
+    """What the trainer would load in place of `step`, or keep before it, goes aside, unless it is
+    `given`. Raises SurgeryError where it lies outside the run, or is newer and no section says that
+    newer steps leave."""
     changes: list[AnyChange] = []
+    leaves = {change.file for change in given if isinstance(change, Aside)}
     for rival in run.format.rivals(run.root, step):
         if not rival.paths or (rival.step > step and not recipe.leaves_newer):
             raise SurgeryError(
                 f"{rival.what}, and {rival.harm.format(step)}",
                 next=rival.remedy or command("rollback", "--to", step, why="moves it aside"),
             )
-        changes += [Aside(run.relative(path), "checkpoint") for path in rival.paths]
+        files = (run.relative(path) for path in rival.paths)
+        changes += [Aside(file, "checkpoint") for file in files if file not in leaves]
     return changes
 
 

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from ckptsurgeon import look
+from ckptsurgeon import look, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.surgery.export import export
 from tests.support.launch import by_step
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
@@ -20,7 +24,10 @@ pytestmark = [
     pytest.mark.formats,
     pytest.mark.filterwarnings("ignore"),  # of the libraries' own making
 ]
-KINDS = {"accelerate-1": "accelerate", "accelerate-full": "accelerate", "trainer-1": "transformers"}
+KINDS = {
+    "accelerate-1": "accelerate", "accelerate-full": "accelerate", "trainer-1": "transformers",
+    "trainer-full": "transformers",
+}  # fmt: skip
 """A file of FSDP1 is not among them: on a CPU torch frees what it would put into it."""
 BY_KIND = pytest.mark.parametrize("kind", KINDS)
 Made = Callable[[str], tuple[Path, dict[int, Any]]]
@@ -65,7 +72,7 @@ def test_a_resume_uses_all_that_was_set(run: Callable[[str], Path], kind: str) -
     for step in (5, 6):
         assert seen[step]["betas"] == [[0.9, 0.97]] * 2 and seen[step]["eps"] == [1e-6] * 2
         assert seen[step]["weight_decay"] == [0.3, 0.0]
-    if kind == "accelerate-full":
+    if kind.endswith("full"):
         assert seen[5]["adam_step"] == 4 and seen[5]["moments"] > 0
     else:  # a defect of Accelerate's, edited or not
         assert seen[5]["adam_step"] == 0 and seen[5]["moments"] == 0
@@ -101,4 +108,43 @@ def test_moments_are_known_by_the_names_of_their_parameters(run: Callable[[str],
     used = train("accelerate-full", Path(shutil.copytree(root, root.parent / "resumed")), 7)[7]
     weights, biases = used["tensors"]["exp_avg"][:2], used["tensors"]["exp_avg"][2:]
     assert not any(map(any, weights)) and all(map(any, biases))
+    take_back(root, before)
+
+
+def test_whole_files_of_two_models_are_averaged_apart(
+    tmp_path: Path,
+) -> None:
+    """Each in a file of its own, by the same names: the second one stayed as it was."""
+    root = tmp_path / "run"
+    train("two-models-full", root, 4)
+    before, folder = snapshot(root), root / "step_4"
+    files = ("pytorch_model_fsdp.bin", "pytorch_model_fsdp_1.bin")
+    old = [[torch.load(root / f"step_{n}" / name) for n in (2, 4)] for name in files]
+    run = Run.open(root)
+    surgery.apply(run, surgery.plan(run, from_data({"average": {"last": 2}})))
+    for name, (first, last) in zip(files, old, strict=True):
+        for key, tensor in torch.load(folder / name).items():
+            assert torch.equal(tensor, ((first[key].double() + last[key].double()) / 2).float())
+    wanted = [torch.load(folder / name) for name in files]
+    seen = train("two-models-full", Path(shutil.copytree(root, tmp_path / "resumed")), 5)[5]
+    for used, model in zip(seen, wanted, strict=True):
+        found = sorted(x for tensor in used["tensors"]["weights"] for x in tensor)
+        assert found == sorted(x for t in model.values() for x in t.flatten().tolist())
+    with pytest.raises(SurgeryError, match="2 models, and one export holds one"):
+        export(Run.open(root), 4, tmp_path / "weights")
+    take_back(root, before)
+
+
+def test_local_files_are_what_the_library_does_not_load(tmp_path: Path) -> None:
+    """`LOCAL_STATE_DICT`: said by name, and no damage; a rollback moves the step."""
+    root = tmp_path / "run"
+    train("accelerate-local", root, 4)
+    found = look.verify(Run.open(root), level=3).findings
+    assert len(found) == 2 and all("LOCAL_STATE_DICT saved it" in text for text in found)
+    with pytest.raises(AssertionError, match="Unsupported global"):
+        train("accelerate-local", Path(shutil.copytree(root, tmp_path / "resumed")), 6)
+    before = snapshot(root)
+    run = Run.open(root)
+    surgery.apply(run, surgery.plan(run, from_data({"rollback": {"to": 2}})))
+    assert Run.open(root).steps() == [2]
     take_back(root, before)

@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 
 from ckptsurgeon import look, surgery
 from ckptsurgeon.cli import app
+from ckptsurgeon.guard.ready import decide
+from ckptsurgeon.look.doctor import diagnose
 from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
@@ -248,7 +250,12 @@ def test_a_step_that_is_not_persistent_is_none_for_its_loader(tmp_path: Path) ->
     train(root, 3, *kept, "--non-persistent-save-interval", "1", "--save-interval", "2")
     plan = surgery.plan(Run.open(root), from_data({"set": {"eps": 1e-7}}))
     assert any("ends with an error" in text for text in plan.warnings)
+    assert any("ends with an error" in found.what for found in diagnose(Run.open(root)))
+    assert decide(Run.open(root), 2).sound == 2
     assert "CheckpointingException" in train(root, 4, *kept, status=1)
+    twin = Path(shutil.copytree(root, tmp_path / "twin"))
+    assert decide(Run.open(twin), 2, repair=True).step == 2
+    assert sorted(train(twin, 3, *kept)) == ["3", "end", "printed"]
     operate(root, {"rollback": {"to": 2}, "set": {"eps": 1e-7}})
     assert train(root, 4, *kept)["3"]["eps"] == [1e-7] * 2
 

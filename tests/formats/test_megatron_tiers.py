@@ -15,10 +15,11 @@ import pytest
 
 from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.guard.ready import decide
 from ckptsurgeon.look.doctor import diagnose
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
-from tests.support import megatron_legacy, newest_megatron
+from tests.support import megatron_flat, megatron_legacy, newest_megatron
 from tests.support.launch import REPO
 from tests.support.megatron_dist import save
 from tests.support.snapshot import snapshot
@@ -163,6 +164,42 @@ def test_back_to_a_step_that_is_not_persistent(tmp_path: Path) -> None:
     subprocess.run(error.value.next[0].partition("    ")[0].split(), check=True)
     operate(root, {"rollback": {"to": 18}})
     assert Run.open(root).steps() == [10, 18]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_no_launch_reads_is_not_sound(tmp_path: Path, named: bool) -> None:
+    """Of checkpoints that are not persistent Megatron-LM reads torch_dist alone."""
+    flags = {"non_persistent_ckpt_type": "global"}
+    root = megatron_flat.save(tmp_path / "run", (10, 30), named=named, **flags)
+    megatron_flat.save(root / "non_persistent", (40,), named=named, **flags)
+    before, opened = snapshot(root), Run.open(root)
+    assert opened.latest() == 40
+    (found,) = look.verify(opened, level=0).findings
+    assert "a launch ends with an error" in found
+    (said,) = [each for each in diagnose(opened) if each.what == found]
+    assert "rollback --to 30" in str(said.next)
+    seen = decide(opened, 2)
+    assert not seen.ready and seen.sound == 30 and "--repair" in str(seen.next)
+    repaired = decide(Run.open(root), 2, repair=True)
+    assert repaired.ready and repaired.step == Run.open(root).latest() == 30
+    assert diagnose(Run.open(root)) == []
+    take_back(root, before)
+
+
+def test_no_pointer_leads_past_a_newer_step_that_is_not_persistent(tmp_path: Path) -> None:
+    flags = {"non_persistent_ckpt_type": "global"}
+    root = save(tmp_path / "run", (10, 30), **flags)
+    tier = save(root / "non_persistent", (18, 40), **flags)
+    with pytest.raises(SurgeryError, match="holds iteration 40, and the trainer") as error:
+        plan(root, {"repair_latest": {"to": 30}})
+    assert "rollback --to 30" in error.value.next[0]
+    (shard,) = (tier / "iter_0000040").glob("__0_0.distcp")
+    os.truncate(shard, shard.stat().st_size // 2)
+    before = snapshot(root)
+    seen = decide(Run.open(root), 2)
+    assert (seen.step, seen.sound) == (40, 30)
+    assert decide(Run.open(root), 2, repair=True).step == Run.open(root).latest() == 30
+    take_back(root, before)
 
 
 def test_the_run_is_above_what_is_not_persistent(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def test_a_torn_run_is_not_ready_or_names_a_sound_step(
     @settings(EXAMPLES, max_examples=examples)
     @example([("newest cut", 0)], 2)
     @example([("removed", 3)], 2)
+    @example([("removed", 96)], 0)
     @example([("removed", 1), ("newest cut", 0)], 0)
     @given(st.lists(st.tuples(st.sampled_from(TORN), st.integers(0, 200)), min_size=1, max_size=2),
            st.sampled_from((0, 2)))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from safetensors.torch import save_file
 
 from ckptsurgeon import Run, look, surgery
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.look.doctor import diagnose
 from ckptsurgeon.recipe.file import from_data
+from tests.support.deepspeed_engine import Options, make, process_group
 from tests.support.snapshot import snapshot
-from tests.support.surgeries import take_back
+from tests.support.surgeries import operate, take_back
 
 RATES = (1e-3, 1e-4)
 
@@ -115,3 +118,28 @@ def test_a_group_without_parameters_says_nothing_of_the_next_step(
     )
     assert known.weight_decay == (0.01, 0.01)
     assert found == known
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_of_several_engines_no_value_is_set_and_all_roll_back(tmp_path: Path) -> None:
+    """Accelerate saves each model's engine in a folder of its own."""
+    with process_group():
+        make(tmp_path, Options(stage=1))
+    root = tmp_path / "run"
+    for number in (2, 4):
+        for name in ("pytorch_model", "pytorch_model_1"):
+            folder = root / f"step_{number}"
+            shutil.copytree(tmp_path / "global_step6", folder / name)
+        torch.save({}, folder / "random_states_0.pkl")
+    before = snapshot(root)
+    assert diagnose(Run.open(root)) == []
+    for recipe in ({"set": {"lr": 1e-4}}, {"reset": ["moments"]}, {"average": {"last": 2}}):
+        with pytest.raises(SurgeryError, match="2 engines") as error:
+            surgery.plan(Run.open(root), from_data(recipe))
+        assert "set the value of the model" in error.value.next[0]
+    operate(root, {"rollback": {"to": 2}})
+    assert Run.open(root).steps() == [2]
+    take_back(root, before)
+    (root / "step_4" / "pytorch_model_1" / "mp_rank_00_model_states.pt").unlink()
+    assert not Run.open(root).complete(4)

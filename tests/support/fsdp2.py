@@ -23,7 +23,7 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 PEAK, EVERY = 1e-3, 2
 ON_CPU = {"sync_module_states": False, "cpu_ram_efficient_loading": False}
 """What FSDP1 wants a GPU for."""
-FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
+FULL, SHARDED, LOCAL = "FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"
 
 
 class Net(torch.nn.Module):
@@ -142,8 +142,16 @@ def first_version(root: Path, stop: int) -> dict[int, Any]:
     return by_accelerate(root, stop, version=1)
 
 
+def local_files(root: Path, stop: int) -> dict[int, Any]:
+    return by_accelerate(root, stop, version=1, kind=LOCAL)
+
+
 def two_models(root: Path, stop: int) -> dict[int, Any]:
     return by_accelerate(root, stop, (PEAK, 2 * PEAK))
+
+
+def two_whole_models(root: Path, stop: int) -> dict[int, Any]:
+    return by_accelerate(root, stop, (PEAK, 2 * PEAK), kind=FULL)
 
 
 def by_one_trainer(root: Path, stop: int) -> dict[int, Any]:
@@ -173,12 +181,17 @@ def trainer_first_version(root: Path, stop: int) -> dict[int, Any]:
     return by_trainer(root, stop, version=1)
 
 
+def trainer_whole_files(root: Path, stop: int) -> dict[int, Any]:
+    return by_trainer(root, stop, kind=FULL)
+
+
 def by_trainer(
     root: Path,
     stop: int,
     sharded: bool = True,
     deepspeed: Any = None,
     version: int = 2,
+    kind: str = SHARDED,
 ) -> dict[int, Any]:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -210,7 +223,7 @@ def by_trainer(
         per_device_train_batch_size=2, learning_rate=PEAK, warmup_steps=2, report_to=[],
         disable_tqdm=True, use_cpu=deepspeed is None, weight_decay=0.1, logging_strategy="no",
         fsdp="full_shard" if sharded else None, deepspeed=deepspeed,
-        fsdp_config={"version": version, "state_dict_type": SHARDED, **ON_CPU} if sharded else None,
+        fsdp_config={"version": version, "state_dict_type": kind, **ON_CPU} if sharded else None,
     )  # fmt: skip
     if sharded:
         as_gpu()
@@ -223,6 +236,8 @@ TRAINERS: dict[str, Callable[[Path, int], dict[int, Any]]] = {
     "accelerate": by_accelerate, "two-models": two_models, "trainer": by_trainer,
     "one-trainer": by_one_trainer, "deepspeed": by_deepspeed, "accelerate-full": whole_files,
     "accelerate-1": first_version, "trainer-1": trainer_first_version,
+    "trainer-full": trainer_whole_files, "two-models-full": two_whole_models,
+    "accelerate-local": local_files,
 }  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def _impossible(checkpoint: DeepSpeedShards) -> list[str]:
 
 def _foreign(checkpoint: DeepSpeedShards) -> Iterator[str]:
     """Shards that agree with each other, and still belong to another step or world size."""
-    for path, tree in checkpoint.models().items():
+    for path, tree in checkpoint.models().items() if checkpoint.numbered else ():
         # `set iteration` changes one of the two; a file of another step differs in both.
         found = [tree.get(key) for key in ("iteration", "global_steps")]
         counters = [count for count in found if is_count(count)]

@@ -23,6 +23,7 @@ from ckptsurgeon.formats.described.sharded import (
 from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.values import Located
 from ckptsurgeon.formats.megatron.dist import COMMON, common_root
+from ckptsurgeon.hints import command
 
 KEYS = ("optimizers", "schedulers", "scalers", "weights", "savers")
 
@@ -50,7 +51,7 @@ def opened(
     trees, archives = read_shards(inside)
     located = {key: tuple(_located(trees, inside, key)) for key in KEYS}
     if not any(located.values()):
-        raise _leads_nowhere(inside or shards)
+        raise _leads_nowhere(path, inside or shards)
     return DescribedCheckpoint(
         path=path,
         step=step,
@@ -173,7 +174,12 @@ def _megatron(
     )
 
 
-def _leads_nowhere(inside: Mapping[Path, Content]) -> SurgeryError:
+def _leads_nowhere(folder: Path, inside: Mapping[Path, Content]) -> SurgeryError:
+    if not inside:
+        return SurgeryError(
+            f"{folder} has no file that the description names",
+            next=command("status", why="which steps are complete"),
+        )
     file, content = next(iter(inside.items()))
     named = [".".join(map(str, path)) for path in content.paths()]
     return SurgeryError(

@@ -1,14 +1,17 @@
-"""A step of the Trainer that an engine of DeepSpeed wrote. Its rates are in the Trainer's arguments
-too, which its DeepSpeed config must repeat."""
+"""A step of the Trainer that an engine of DeepSpeed wrote, and one of several such engines.
+
+The Trainer's rates are in its arguments too, which its DeepSpeed config must repeat."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ckptsurgeon.errors import NotUnderstood, SurgeryError
+from ckptsurgeon.formats.capabilities import Capability
 from ckptsurgeon.formats.deepspeed.engine import EngineCheckpoint
-from ckptsurgeon.formats.fields.values import Decay, Place, Setting
+from ckptsurgeon.formats.fields.values import Decay, Part, Place, Setting
 from ckptsurgeon.formats.places.json_beside import JsonBeside
 from ckptsurgeon.formats.schedules import deepspeed, torch_classes, transformers
 
@@ -53,3 +56,47 @@ class TrainerEngine(JsonBeside, EngineCheckpoint):
         if deepspeed.is_deepspeed(self.schedule()):
             return deepspeed.cooldown(self, decay, self.step + decay.steps)
         return super().cooldown(decay)
+
+
+@dataclass
+class AccelerateEngine(EngineCheckpoint):
+    """As `load_state` loads it, by its folder: the engine's own counters say the step."""
+
+    @property
+    def numbered(self) -> bool:
+        """A name counts saves, or is the script's own."""
+        return False
+
+
+@dataclass
+class SeveralEngines(AccelerateEngine):
+    """A model to each engine: the step moves as a whole, and no value of it is read or set, as a
+    recipe does not say of which model it is."""
+
+    engines: tuple[str, ...] = ()
+
+    @property
+    def unable(self) -> Collection[type]:
+        """All that an engine can."""
+        return {kind for kind in type(self).__mro__ if issubclass(kind, Capability)}
+
+    def find(self, field: str) -> Sequence[Place]:
+        """Refused, but for what only a trainer of its own keeps: an optimizer's name."""
+        if field == "optimizer":
+            return []
+        raise NotUnderstood(self._several().what, next=self._several().hints)
+
+    def parts(self) -> list[Part]:
+        """Refused."""
+        raise self._several()
+
+    def contradictions(self) -> list[str]:
+        """Of files alone, which are checked with the others of the step."""
+        return []
+
+    def _several(self) -> SurgeryError:
+        return SurgeryError(
+            f"{self.path.name} holds {len(self.engines)} engines ({', '.join(self.engines)}), and "
+            "of which one a value is meant is not known",
+            next="load the step in the script, and set the value of the model that is meant",
+        )

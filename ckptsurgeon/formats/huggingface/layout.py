@@ -10,16 +10,21 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats.deepspeed.engine import Engine, EngineCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import STEP
-from ckptsurgeon.formats.fields.constants import TRAINER_STATE
+from ckptsurgeon.formats.fields.constants import ODD, TRAINER_STATE
 from ckptsurgeon.formats.fields.shard_files import opened, read_shards
 from ckptsurgeon.formats.fields.values import OUTLIVES, Rival
 from ckptsurgeon.formats.huggingface import fsdp
 from ckptsurgeon.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from ckptsurgeon.formats.huggingface.engine import TrainerEngine
+from ckptsurgeon.formats.huggingface.engine import (
+    AccelerateEngine,
+    SeveralEngines,
+    TrainerEngine,
+)
 from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
 from ckptsurgeon.formats.layout import FindsStep, NamesElsewhere
 from ckptsurgeon.formats.places import json_beside
@@ -34,6 +39,12 @@ OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.bin|(?:rank\d+-of-\d+-)?optimizer\.
 SCHEDULER = re.compile(r"scheduler(?:_\d+)?\.bin|scheduler\.pt")
 SCALER = "scaler.pt"
 LOADER = re.compile(r"dl_state_dict(?:_\d+)?\.bin")
+LOCAL = re.compile(r"pytorch_model_fsdp(?:_\d+)?_rank\d+\.bin")
+"""What each rank of FSDP1 had of the weights (`LOCAL_STATE_DICT`): objects of a process group."""
+UNLOADED = (
+    "LOCAL_STATE_DICT saved it, and Accelerate (1.15) loads no such file: a resume from this step "
+    "ends with an error"
+)
 CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
 """What the script registered with Accelerate: a scheduler of its own may be among it."""
 
@@ -48,8 +59,8 @@ class _Saved(StepFolders, FindsStep):
     def missing(self, run: Path, step: int) -> list[str]:
         """The optimizer's or scheduler's file, and shards of an engine inside."""
         folder = _inside(self.directory(run, step))
-        if engine := _engine(folder):
-            return [f"{engine.name}/{name}" for name in Engine(engine).missing(folder, 0)]
+        if engines := _engines(folder):
+            return [f"{each.name}/{n}" for each in engines for n in Engine(each).missing(folder, 0)]
         if (folder / fsdp.OPTIMIZER).is_dir():
             lacking = fsdp.missing(folder)
         else:
@@ -59,15 +70,19 @@ class _Saved(StepFolders, FindsStep):
     def strays(self, run: Path, step: int) -> list[str]:
         """Shards of an engine inside that belong to no rank; copies of a registered state."""
         folder = _inside(self.directory(run, step))
-        engine = _engine(folder)
         return [
-            *(Engine(engine).strays(run, 0) if engine else []),
+            *(text for each in _engines(folder) for text in Engine(each).strays(run, 0)),
             *(
                 f"{name}: is none of Accelerate's, and older releases then load no such state"
                 for name in listed(folder)
                 if name.startswith("custom_checkpoint") and not CUSTOM.fullmatch(name)
             ),
+            *(f"{name}: {UNLOADED}" for name in listed(folder) if LOCAL.fullmatch(name)),
         ]
+
+    def opaque(self, file: Path) -> bool:
+        """What `LOCAL_STATE_DICT` saved."""
+        return LOCAL.fullmatch(file.name) is not None
 
     def resumes(self, run: Path) -> int | None:
         """The highest number, whatever the folder holds."""
@@ -82,13 +97,16 @@ class _Saved(StepFolders, FindsStep):
         schedulers = [p for p in _matching(folder, SCHEDULER) if p not in without]
         registered = opened([p for p in _matching(folder, CUSTOM) if p not in without])
         schedulers += [path for path, archive in registered.items() if is_torch(archive.tree())]
-        if engine := _engine(folder):
-            inner = Engine(engine).open(folder, step, without)
+        if engines := _engines(folder):
+            inner = Engine(engines[0]).open(folder, step, without)
             trees, archives = read_shards(schedulers)
             beside = tuple((path, ()) for path in schedulers)
             trees, archives = inner.trees | trees, inner.archives | archives
+            if len(engines) > 1:
+                names = tuple(each.name for each in engines)
+                return SeveralEngines(folder, step, trees, archives, beside, engines=names)
             if self.name != "transformers":
-                return EngineCheckpoint(folder, step, trees, archives, beside)
+                return AccelerateEngine(folder, step, trees, archives, beside)
             state = folder / TRAINER_STATE
             values, texts = json_beside.read([state] if state.is_file() else [])
             return TrainerEngine(folder, step, trees | values, archives, beside, texts=texts)
@@ -166,7 +184,7 @@ class Transformers(_Saved, NamesElsewhere):
         """The best model so far, where its folder is not in the run; a step without an engine
         inside forgets it (`checkpoint.forget`)."""
         state = self.directory(run, step) / TRAINER_STATE
-        if _engine(state.parent) is None:
+        if not _engines(state.parent):
             return []
         best = json_text.mapping(state).get("best_model_checkpoint") if state.is_file() else None
         name = Path(best).name if isinstance(best, str) else ""
@@ -194,7 +212,7 @@ class Transformers(_Saved, NamesElsewhere):
         return any(
             (folder / TRAINER_STATE).is_file()
             or (folder / "optimizer.pt").is_file()
-            or _engine(folder) is not None
+            or _engines(folder)
             for folder in folders
         )
 
@@ -249,13 +267,22 @@ class Accelerate(_Saved, NamesElsewhere):
             "load_state: it begins at 0, and total_limit removes the lowest numbers first"
         ]
 
+    def updates(self, run: Path, step: int) -> int:
+        """By an engine's counter or Adam's, where these are beyond the number: a name counts saves,
+        or whatever the script does."""
+        try:
+            state = self.open(run, step).state()
+        except (SurgeryError, *ODD):
+            return step
+        return max(step, state.step, state.promise.adam_step or 0)
+
     def is_step(self, folder: Path) -> bool:
         """By an optimizer's or an engine's files beside Accelerate's random states."""
         folder = _inside(folder)
         random = any(name.startswith("random_states_") for name in listed(folder))
         sharded = (folder / fsdp.OPTIMIZER).is_dir()
         saved = sharded or bool(_matching(folder, OPTIMIZER))
-        return random and (saved or _engine(folder) is not None)
+        return random and (saved or bool(_engines(folder)))
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
         """The library has a call for it, and saves no position of a plain loader."""
@@ -286,11 +313,13 @@ def _inside(folder: Path) -> Path:
     return inner if inner.is_dir() and not inner.is_symlink() else folder
 
 
-def _engine(folder: Path) -> Path | None:
-    """The folder that `engine.save_checkpoint` made inside: of the Trainer `global_step<N>`, of
-    Accelerate the name of the model (`pytorch_model`)."""
-    for item in (folder / name for name in listed(folder)):
-        named = STEP.fullmatch(item.name) or item.name.startswith("pytorch_model")
-        if named and item.is_dir() and any(item.glob("*_model_states.pt")):
-            return item
-    return None
+def _engines(folder: Path) -> list[Path]:
+    """The folders that `engine.save_checkpoint` made inside: of the Trainer `global_step<N>`, of
+    Accelerate the name of each model (`pytorch_model`, `pytorch_model_1`)."""
+    return [
+        item
+        for item in (folder / name for name in listed(folder))
+        if (STEP.fullmatch(item.name) or item.name.startswith("pytorch_model"))
+        and item.is_dir()
+        and any(item.glob("*_states.pt"))
+    ]

@@ -18,7 +18,7 @@ from ckptsurgeon.hints import command
 
 WHOLE = re.compile(
     r"(?:model|adapter_model)(?:_\d+)?\.safetensors"
-    r"|(?:pytorch_model|adapter_model)(?:_\d+)?\.bin|pytorch_model_fsdp\.bin"
+    r"|(?:pytorch_model|adapter_model)(?:_\d+)?\.bin|pytorch_model_fsdp(?:_\d+)?\.bin"
 )
 INDEX = re.compile(r"model\.safetensors\.index\.json|pytorch_model\.bin\.index\.json")
 ORDER = ("pytorch_model_fsdp", "model", "pytorch_model", "adapter_model")

@@ -27,7 +27,7 @@ from ckptsurgeon.formats.megatron import bridge, experts, options, tiers
 from ckptsurgeon.formats.megatron.checkpoint import MegatronCheckpoint
 from ckptsurgeon.formats.megatron.dist import COMMON, CONFIG, opened_dist
 from ckptsurgeon.formats.megatron.flags import USE
-from ckptsurgeon.formats.megatron.flat import ROOT, opened_flat
+from ckptsurgeon.formats.megatron.flat import NOT_READ, ROOT, opened_flat
 from ckptsurgeon.formats.megatron.tiers import OTHER, STEP
 from ckptsurgeon.formats.step_folders import files_below, folders_in, listed
 from ckptsurgeon.hints import Hint, command, shell
@@ -143,11 +143,14 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
         return [name for name in paths if not (folder / name).is_file()]
 
     def strays(self, run: Path, step: int) -> list[str]:
-        """A sentence for each rank's folder that the saved parallel sizes do not have."""
+        """A sentence for each rank's folder that the saved parallel sizes do not have; and for a
+        step that no launch reads from where it lies."""
         folder = self.directory(run, step)
         ranks = [] if is_dist(folder) else _ranks(folder)
         widths = {item.name.count("_") for item in ranks}
-        return [f"{folder.name}: ranks of different layouts lie side by side"] * (len(widths) > 1)
+        mixed = f"{folder.name}: ranks of different layouts lie side by side"
+        unread = folder.parent.name == OTHER and is_flat(folder)
+        return [mixed] * (len(widths) > 1) + [NOT_READ] * unread
 
     def pointer_files(self, run: Path) -> list[Path]:
         """The tracker."""
@@ -184,8 +187,14 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
         return file.replace("iter_", "iter-")
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
-        """By the command line of the newest step: the next launch will have it, too."""
-        return tiers.rivals(run, step, _newest_args(run), self.named, self.tier_pointers)
+        """By the command line of the newest step: the next launch will have it, too; and a newer
+        checkpoint that is not persistent, where no pointer leads past it."""
+        found = tiers.rivals(run, step, _newest_args(run), self.named, self.tier_pointers)
+        other = self._not_persistent(run)
+        if other is not None and other > step and run / OTHER not in tiers.pointed_in(run, step):
+            what = f"{OTHER}/ holds iteration {other}"
+            found.append(Rival(other, what, tuple(self.entries(run, other))))
+        return found
 
     def hazards(self, run: Path) -> list[Hazard]:
         """A checkpoint that is loaded in place of the latest, or kept before it."""

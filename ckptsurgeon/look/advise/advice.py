@@ -59,7 +59,9 @@ def advise(
     recipes: Sequence[Remedy] = ()
     if to is not None:
         with contextlib.suppress(SurgeryError):  # a step that can't be opened is among the findings
-            recipes = remedies(diagnosis.spike, curves.kept, to, run.checkpoint(to).state())
+            at = next(item.at for item in found if item.step == to)
+            state = run.checkpoint(to).state()
+            recipes = remedies(diagnosis.spike, curves.kept, to, at, state)
     return Advice(
         diagnosis.verdict, curves, diagnosis.spikes, diagnosis.spike, diagnosis.newest,
         diagnosis.points, diagnosis.unjudged, tuple(found), to, tuple(recipes),

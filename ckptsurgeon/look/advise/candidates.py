@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.layout import logged_at
 from ckptsurgeon.logs.curves import Branch
 from ckptsurgeon.logs.signals import LOSS, SAMPLES, TOKENS
 from ckptsurgeon.look import soundness
@@ -32,11 +33,12 @@ class Distance:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A saved step before the first sign, and whether it is `sound` up to a level of `verify`;
-    `findings` are what is wrong with it. `too_near`: so close to the first sign that it may carry
-    it."""
+    """A saved step before the first sign, which the log has `at` its own count, and whether it is
+    `sound` up to a level of `verify`; `findings` are what is wrong with it. `too_near`: so close to
+    the first sign that it may carry it."""
 
     step: int
+    at: int
     sound: bool
     too_near: bool
     distance: Distance
@@ -49,12 +51,29 @@ def candidates(
     """The MOST newest saved steps before the first sign of `spike`, newest first. A slow rise
     begins long before it can be seen."""
     margin = PATIENCE if spike.slow else max(MARGIN, round(spike.first * SHARE))
-    steps = [step for step in run.steps() if step < spike.first][-MOST:]
-    return [
-        Candidate(step, not findings, step > spike.first - margin, distance(branch, step), findings)
-        for step in reversed(steps)
-        for findings in [_findings(run, step, level, jobs)]
-    ]
+    found: list[Candidate] = []
+    for step in reversed(run.steps()):
+        at = _logged(run, step, spike, branch)
+        if at is not None and len(found) < MOST:
+            bad = _findings(run, step, level, jobs)
+            near = at > spike.first - margin
+            found.append(Candidate(step, at, not bad, near, distance(branch, at), bad))
+    return found
+
+
+def _logged(run: Run, step: int, spike: Spike, branch: Branch) -> int | None:
+    """Where the log has `step`, if that is before the first sign. A number that counts saves says
+    nothing, and updates are not always what is logged: then the time of the save must not say
+    otherwise."""
+    loss = branch[LOSS]
+    at = logged_at(run.format, run.root, step, int(loss.steps[-1]))
+    if at >= spike.first:
+        return None
+    if at != step:
+        saved, sign, end = run.state(step).saved_at, loss.time(spike.first), loss.time(1 << 62)
+        if sign is not None and end is not None and sign < saved <= end:
+            return None
+    return at
 
 
 def back_to(found: list[Candidate]) -> int | None:

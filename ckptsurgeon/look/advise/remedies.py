@@ -34,13 +34,14 @@ class Remedy:
     others: tuple[Mapping[str, Any], ...] = ()
 
 
-def remedies(spike: Spike, branch: Branch, back: int, state: State) -> list[Remedy]:
-    """Recipes that go back to the step `back`, whose checkpoint is `state`; the best first."""
+def remedies(spike: Spike, branch: Branch, back: int, at: int, state: State) -> list[Remedy]:
+    """Recipes that go back to the step `back`, which the log has `at` its own count, and whose
+    checkpoint is `state`; the best first."""
     signals = {sign.signal: sign.step for sign in spike.signs}
     scored = [
-        (_for_rate(spike, branch, back), _lower_rate(branch, spike, back, state)),
+        (_for_rate(spike, branch, at), _lower_rate(branch, spike, back, state)),
         (2 if LOSS_SCALE in signals else -1, _reset_scale(back)),
-        (2 if _at_once(spike, branch) else 1, _skip(spike, back)),
+        (2 if _at_once(spike, branch) else 1, _skip(spike, back, at)),
         (2 if _norm_first(signals) else 0, _lower_beta2(back, state)),
         (0, _reset_moments(back)),
     ]
@@ -51,11 +52,11 @@ def remedies(spike: Spike, branch: Branch, back: int, state: State) -> list[Reme
 # --- what speaks for what ------------------------------------------------------------------------
 
 
-def _for_rate(spike: Spike, branch: Branch, back: int) -> int:
+def _for_rate(spike: Spike, branch: Branch, at: int) -> int:
     """3 where the rate has risen since the step to go back to, else 0."""
     rate = branch.get(LR)
-    before, at = (rate.at(back), rate.at(spike.first + 1)) if rate else (None, None)
-    return 3 if before and at and at > ROSE * before else 0
+    before, then = (rate.at(at), rate.at(spike.first + 1)) if rate else (None, None)
+    return 3 if before and then and then > ROSE * before else 0
 
 
 def _at_once(spike: Spike, branch: Branch) -> bool:
@@ -77,8 +78,8 @@ def _norm_first(signals: Mapping[str, int]) -> bool:
 # --- the recipes ---------------------------------------------------------------------------------
 
 
-def _skip(spike: Spike, back: int) -> Remedy:
-    begin, end = max(back + 1, spike.first - AROUND), spike.first + AROUND
+def _skip(spike: Spike, back: int, at: int) -> Remedy:
+    begin, end = max(at + 1, spike.first - AROUND), spike.first + AROUND
     span = f"steps {begin} to {end}"
     why = f"do not train on the data of {span}: with other data the same weights may hold"
     base: dict[str, Any] = {"rollback": {"to": back}, "skip": [f"{begin}-{end}"]}

@@ -91,10 +91,10 @@ def saved(axes: Any, timeline: Timeline, of: Callable[[Sequence[int]], Any], the
             clip_on=False, **({"color": shade} if marker == "x" else look),
         )  # fmt: skip
     diagnosis = timeline.advice
-    if diagnosis.back_to is not None:
-        (x,) = of([diagnosis.back_to])
+    for item in (item for item in diagnosis.candidates if item.step == diagnosis.back_to):
+        (x,) = of([item.at])
         axes.scatter([x], [0], s=130, marker="o", facecolors="none", zorder=5, clip_on=False,
                      edgecolors=theme.sign, linewidths=1.8)  # fmt: skip
     for item in diagnosis.candidates:
-        (x,) = of([item.step])
+        (x,) = of([item.at])
         axes.scatter([x], [0.78], s=16, marker="v", color=theme.sign, zorder=5, clip_on=False)

@@ -1,0 +1,118 @@
+"""Names that count saves or epochs, as Accelerate's own do, beside logs that count updates."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ckptsurgeon import Run, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.look import advise
+from ckptsurgeon.look.logged import own
+from ckptsurgeon.recipe.file import from_data
+from tests.support.event_logs import spiked, write_log
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
+
+BEGAN = 1.7e9
+"""When update 0 was made; each takes a second."""
+
+
+def saved(root: Path, updates: dict[int, int], each: int = 1) -> Path:
+    """What `save_state` wrote under each number after so many updates, at one for `each` second."""
+    layer = torch.nn.Linear(2, 2)
+    adam = torch.optim.AdamW(layer.parameters(), lr=1e-3)
+    layer(torch.ones(1, 2)).sum().backward()
+    adam.step()
+    for number, count in updates.items():
+        folder = root / f"checkpoint_{number}"
+        folder.mkdir(parents=True)
+        for state in adam.state.values():
+            state["step"].fill_(count)
+        torch.save({}, folder / "random_states_0.pkl")
+        torch.save(layer.state_dict(), folder / "pytorch_model.bin")
+        torch.save(adam.state_dict(), folder / "optimizer.bin")
+        for file in folder.iterdir():
+            os.utime(file, (BEGAN + count * each,) * 2)
+    return root
+
+
+def rows(folder: Path, last: int) -> Path:
+    """A table with a point at each step up to `last`."""
+    file = folder / "metrics.csv"
+    file.write_text("step,loss\n" + "".join(f"{n},{1 / n}\n" for n in range(1, last + 1)))
+    return file
+
+
+def test_logs_of_updates_are_not_cut_at_the_number_of_a_save(tmp_path: Path) -> None:
+    root = saved(tmp_path / "run", {0: 10, 1: 20, 2: 30, 3: 40})
+    log = rows(root, 44)
+    before = snapshot(root)
+    with pytest.raises(SurgeryError, match="step 1 counts saves or epochs, as it is after 20") as e:
+        surgery.plan(Run.open(root), from_data({"rollback": {"to": 1}}))
+    assert "metrics.csv has points up to 44" in e.value.what
+    assert "--no-truncate" in e.value.next[0] and "truncate-logs --after 20" in e.value.next[-1]
+    operate(root, {"rollback": {"to": 1}, "tensorboard": {"truncate": False}})
+    with_log = snapshot(root)
+    operate(root, {"logs": {"after": 20}})
+    assert log.read_text().splitlines()[-1].startswith("20,")
+    take_back(root, with_log)
+    take_back(root, before)
+
+
+@pytest.mark.long
+@settings(max_examples=8, deadline=None, derandomize=True, database=None)
+@example(every=4, number=2, named="saves", logged="updates")
+@example(every=4, number=2, named="saves", logged="saves")
+@example(every=4, number=2, named="updates", logged="updates")
+@example(every=4, number=2, named="batches", logged="batches")
+@given(
+    every=st.integers(3, 50),
+    number=st.integers(1, 4),
+    named=st.sampled_from(["saves", "updates", "batches"]),
+    logged=st.sampled_from(["saves", "updates", "batches"]),
+)
+def test_a_log_is_cut_at_a_number_that_it_counts(
+    tmp_path_factory: pytest.TempPathFactory, every: int, number: int, named: str, logged: str
+) -> None:
+    """Where it counts another thing that is told apart by the updates of the optimizer, the cut is
+    refused; never is more cut than what came after the step."""
+    size = {"saves": 1 / every, "updates": 1, "batches": 4}
+    root = tmp_path_factory.mktemp("run") / "run"
+    saved(root, {int(k * every * size[named]): k * every for k in range(1, 6)})
+    to = int(number * every * size[named])
+    last = int(6 * every * size[logged])
+    log = rows(root, last)
+    try:
+        operate(root, {"rollback": {"to": to}})
+    except SurgeryError as error:
+        assert "counts saves or epochs" in error.what
+        assert named == "saves" and logged != "saves"
+        return
+    kept = len(log.read_text().splitlines()) - 1
+    assert named != "saves" or logged == "saves"
+    assert kept == min(to, last)
+
+
+@pytest.mark.long
+def test_what_is_advised_lies_before_the_first_sign_by_its_updates(tmp_path: Path) -> None:
+    root = saved(tmp_path / "run", {0: 100, 1: 200, 2: 300, 3: 400})
+    write_log(root / "logs", spiked(400, 250), tag="train/loss", wall=BEGAN)
+    run = Run.open(root)
+    told = advise.advise(own(run, {}), run)
+    assert told.verdict == "diverged" and told.back_to == 1
+    assert [(item.step, item.at) for item in told.candidates] == [(1, 200), (0, 100)]
+    assert told.candidates[0].distance.steps == 200
+
+
+def test_a_save_after_the_first_sign_is_none_though_batches_are_logged(tmp_path: Path) -> None:
+    """Two batches to an update: 150 updates are 300 batches, which the times of both say."""
+    root = saved(tmp_path / "run", {0: 50, 1: 100, 2: 150}, each=2)
+    write_log(root / "logs", spiked(400, 250), tag="train/loss", wall=BEGAN)
+    run = Run.open(root)
+    assert advise.advise(own(run, {}), run).back_to == 1
