@@ -54,18 +54,10 @@ class Format(Advice, ABC):
         """A sentence for each name that belongs to no rank of this step."""
         return []
 
-    def opaque(self, file: Path) -> bool:
-        """Whether a file of a step is known by its name to hold what is not read here."""
-        return False
-
     def rivals(self, run: Path, step: int) -> list[Rival]:
         """What the trainer would load in place of `step` although every pointer names that, or keep
         and remove newer ones for, by the command line that its checkpoints keep."""
         return []
-
-    def updates(self, run: Path, step: int) -> int:
-        """How many updates `step` is after: its number, unless that may count something else."""
-        return step
 
     def pointer_files(self, run: Path) -> list[Path]:
         """The files that say where the trainer resumes, there or not; none for a trainer that goes
@@ -147,6 +139,22 @@ class NamesEpochs(ABC):
         """What the same file of each step is called, by the name of one."""
 
 
+class CountsSaves(ABC):
+    """A trainer whose numbers of steps may count saves, or what its script counts."""
+
+    @abstractmethod
+    def updates(self, run: Path, step: int) -> int:
+        """How many updates `step` is after, by what it holds; its number where that is more."""
+
+
+class KeepsOpaque(ABC):
+    """A trainer that saves files which are known by name, and are not read here."""
+
+    @abstractmethod
+    def opaque(self, file: Path) -> bool:
+        """Whether a file of a step is one of them."""
+
+
 class Paged(ABC):
     """A format that a page describes."""
 
@@ -182,8 +190,7 @@ def logged_at(format: Format, run: Path, step: int, last: int) -> int:
     """Where a log whose last point is at `last` has the saved `step`: at its number, unless that
     counts saves or epochs, and the log ends nearer to the updates of the newest step than to its
     number. 16-bit wrappers make one update more."""
-    updates = format.updates(run, step)
-    if updates <= step + 1:
+    if not isinstance(format, CountsSaves) or (updates := format.updates(run, step)) <= step + 1:
         return step
     newest = max(format.steps(run))
     return updates if last**2 >= max(newest, 1) * format.updates(run, newest) else step

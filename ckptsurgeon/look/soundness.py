@@ -23,6 +23,7 @@ from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.formats import Blob, Checkpoint, Format
 from ckptsurgeon.formats.capabilities import blobs, digests
 from ckptsurgeon.formats.fields.constants import ODD, SAFE, TORCH
+from ckptsurgeon.formats.layout import KeepsOpaque
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.transaction import crc32
@@ -106,7 +107,9 @@ def check(
     out.findings += _guarded(folder, lambda: _names(format, run, step))
     out.checkpoint = _opened(format, run, step)
     read = out.checkpoint.archives if out.checkpoint is not None else {}
-    there = [p for p in files if p.exists() and not format.opaque(p)]  # names say what is gone
+    there = [path for path in files if path.exists()]  # the names say what is gone
+    if isinstance(format, KeepsOpaque):
+        there = [path for path in there if not format.opaque(path)]
     shards = [Shard(path) for path in there if path.suffix in (*TORCH, SAFE) or path in read]
     for shard in shards:
         shard.archive = read.get(shard.path)

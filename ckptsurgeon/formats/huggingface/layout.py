@@ -26,7 +26,7 @@ from ckptsurgeon.formats.huggingface.engine import (
     TrainerEngine,
 )
 from ckptsurgeon.formats.huggingface.fsdp import FsdpCheckpoint
-from ckptsurgeon.formats.layout import FindsStep, NamesElsewhere
+from ckptsurgeon.formats.layout import CountsSaves, FindsStep, KeepsOpaque, NamesElsewhere
 from ckptsurgeon.formats.places import json_beside
 from ckptsurgeon.formats.schedules.torch_classes import is_torch
 from ckptsurgeon.formats.step_folders import StepFolders, listed
@@ -49,7 +49,7 @@ CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
 """What the script registered with Accelerate: a scheduler of its own may be among it."""
 
 
-class _Saved(StepFolders, FindsStep):
+class _Saved(StepFolders, FindsStep, KeepsOpaque):
     """What both libraries have in common."""
 
     name = "huggingface"
@@ -221,7 +221,7 @@ class Transformers(_Saved, NamesElsewhere):
         return re.fullmatch(r"checkpoint-\d+", folder.name) is not None
 
 
-class Accelerate(_Saved, NamesElsewhere):
+class Accelerate(_Saved, CountsSaves, NamesElsewhere):
     """Folders that `save_state` filled: `checkpoint_<N>`, or the user's own names with a number."""
 
     name = "accelerate"
