@@ -69,6 +69,10 @@ class Format(Advice, ABC):
         the shard of `step` that it must be a copy of."""
         return {}
 
+    def linked(self, pointer: Path) -> bool:
+        """Whether a pointer is a symbolic link to what `pointers` say, or has to become one."""
+        return pointer.is_symlink()
+
     def pointed(self, pointer: Path) -> int | None:
         """The step that a pointer file names, or None when it is missing or names nothing."""
         return None

@@ -173,7 +173,7 @@ def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
     for path, text in pointers.items():
         if isinstance(text, Path):
             if run.format.pointed(path) != checkpoint.step:
-                link = path.is_symlink()
+                link = run.format.linked(path)
                 changes.append(relinked(run, path, text) if link else copied(run, path, text))
             continue
         old = whole_file.text(path)
@@ -186,9 +186,9 @@ def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
 
 
 def relinked(run: Run, path: Path, target: Path) -> Relink:
-    """The link at `path` leads to `target`, from the folder that it is in."""
-    new = os.path.relpath(target, path.parent)
-    return Relink(run.relative(path), "latest", str(path.readlink()), new)
+    """The link at `path` leads to `target`, from the folder that it is in; a file becomes one."""
+    old = str(path.readlink()) if path.is_symlink() else ""
+    return Relink(run.relative(path), "latest", old, os.path.relpath(target, path.parent))
 
 
 def copied(run: Run, path: Path, shard: Path) -> Rewrite:

@@ -109,10 +109,13 @@ class Skip(Section):
                 next=command("show", why="what the checkpoint keeps"),
             )
         state, what = checkpoint.state(), f"{name} keeps no skip ranges"
-        first, last = merge(new_ranges)[0]
-        hints: list[Hint] = [run.format.advise_skip(new_ranges)]
+        wanted = merge(new_ranges)
+        first, last = wanted[0]
         if last <= state.step:
-            return SurgeryError(what, next=_gone_back(run, first, hints[0]))
+            hint = run.format.advise_skip(wanted)
+            return SurgeryError(what, next=_gone_back(run, first, hint))
+        ahead = [(max(begin, state.step + 1), end) for begin, end in wanted]
+        hints: list[Hint] = [run.format.advise_skip(ahead)]
         if state.step != run.latest():
             hints = _gone_back(run, state.step + 1, hints[0])
         if _movable(state) and first <= state.step + 1:
@@ -236,14 +239,14 @@ def _advanced(run: Run, section: Skip, state: State) -> int:
     They must follow the checkpoint's step without a gap. The same skip, applied before and not
     undone, is done already."""
     if state.data:
-        raise SurgeryError(state.data, next=run.format.advise_skip(ranges(section.skip)))
+        raise SurgeryError(state.data, next=run.format.advise_skip(merge(ranges(section.skip))))
     counter = _counter(state)
     by_samples = counter == "consumed_samples"
     at: int | None = getattr(state.promise, counter)
     if at is None or not _movable(state):
         raise SurgeryError(
             "the checkpoint keeps no consumed samples or no batch size to advance them by",
-            next=run.format.advise_skip(ranges(section.skip)),
+            next=run.format.advise_skip(merge(ranges(section.skip))),
         )
     first, last = state.step + 1, state.step
     for begin, end in sorted(ranges(section.skip)):

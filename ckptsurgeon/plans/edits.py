@@ -249,7 +249,8 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Relink:
-    """A symbolic link that leads to `new` in place of `old`: both are the text of the link."""
+    """A symbolic link that leads to `new` in place of `old`: both are the text of the link, or ""
+    where there is a file."""
 
     file: str
     field: str

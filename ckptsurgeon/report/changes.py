@@ -103,7 +103,8 @@ def _relinked(label: str, items: Sequence[Relink], back: bool) -> list[Row]:
         note = f"the link {clean(item.file)}"
         if len(items) > MANY:
             note = f"{count(len(items), 'link')}, the first {clean(item.file)}"
-        rows.append(Row(label, arrow(label, old, new), note, "~"))
+        text = arrow(label, old or "a file", new or "a file")
+        rows.append(Row(label, text, note, "~"))
     return rows
 
 

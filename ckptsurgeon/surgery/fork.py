@@ -182,7 +182,11 @@ def _fill(run: Run, step: int, folder: Path, partial: Path, how: str) -> list[Pa
         return partial / below
 
     own = [run.root, *(path.resolve() for path in run.entries(step))]
+    pointers = run.format.pointers(run.root, step)
+    links = {p for p, text in pointers.items() if p != text and run.format.linked(p)}
     for source in files:
+        if source in links:
+            continue
         if _leads_out(source, own):
             disk.symlink(os.path.realpath(source), made(source))
         else:
@@ -190,10 +194,10 @@ def _fill(run: Run, step: int, folder: Path, partial: Path, how: str) -> list[Pa
     for name in LAUNCH:
         if (run.root / name).is_file() and not _leads_out(run.root / name, own):
             _share(run.root / name, partial / name, "copy")
-    for pointer, text in run.format.pointers(run.root, step).items():
+    for pointer, text in pointers.items():
         if isinstance(text, str):
             disk.write_new(made(pointer), forked(run, text, folder).encode())
-        elif pointer.is_symlink():
+        elif pointer in links:
             disk.symlink(os.path.relpath(text, pointer.parent), made(pointer))
         elif pointer not in files and not _leads_out(text, own):
             _share(text, made(pointer), how)

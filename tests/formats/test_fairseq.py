@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptsurgeon import look, report, surgery
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.formats.plain.fairseq import Fairseq
 from ckptsurgeon.look.diff.diff import diff
 from ckptsurgeon.look.diff.sides import Side
 from ckptsurgeon.look.diff.surgery import of_receipt
-from ckptsurgeon.plans.edits import Change, Relink, Replace
+from ckptsurgeon.plans.edits import Append, Change, Relink, Replace
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import fork
@@ -64,6 +67,7 @@ def test_the_rewarm_of_metaseq_is_its_own_flags(tmp_path: Path, kind: str) -> No
     with pytest.raises(SurgeryError) as error:
         surgery.plan(run, from_data({"reset": ["moments"], "rewarm": window}))
     hints = " ".join(error.value.next)
+    assert "--lr-scheduler polynomial_decay" in hints  # of others these flags are unknown
     zero, warmup = (
         int(re.search(rf"{flag} (\d+)", hints)[1])  # type: ignore[index]
         for flag in ("--zero-lr-warmup-steps", "--warmup-updates")
@@ -73,6 +77,30 @@ def test_the_rewarm_of_metaseq_is_its_own_flags(tmp_path: Path, kind: str) -> No
     shares = [0, 0, 0, 1, 1] if kind == "hold" else [0, 1 / 3, 2 / 3, 1, 1]
     assert rates == pytest.approx([share * 1e-3 for share in shares], rel=4e-3)
     assert "ckptsurgeon set-lr" not in hints  # it is refused here
+
+
+@given(st.integers(1, 20), st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1))
+def test_the_skip_of_metaseq_passes_over_the_wanted_data(
+    now: int, gaps: list[tuple[int, int]]
+) -> None:
+    """It counts the updates alone, and at the first of a range it passes over as many batches as
+    the range is long (`train` and `get_skip_batches` in `metaseq/cli/train.py`, f7ffa5f)."""
+    wanted, at = [], now
+    for gap, length in gaps:
+        wanted.append((at + gap + 1, at + gap + length))
+        at += gap + length
+    hint = str(Fairseq().advise_skip(wanted))
+    pairs = [item.split("-") for item in re.search(r"batches ([\d,-]+)", hint)[1].split(",")]  # type: ignore[index]
+    left = {int(first): int(last) - int(first) + 1 for first, last in pairs}
+    trained, update = [], now + 1
+    for batch in range(now + 1, at + 5):
+        if left.get(update, 0) > 0:
+            left[update] -= 1
+            continue
+        trained.append(batch)
+        update += 1
+    passed = {batch for first, last in wanted for batch in range(first, last + 1)}
+    assert trained == [batch for batch in range(now + 1, at + 5) if batch not in passed]
 
 
 @pytest.mark.parametrize(
@@ -173,6 +201,55 @@ def test_last_files_that_are_links_lead_to_the_step(run: Path) -> None:
     take_back(run, before)
 
 
+def test_an_edit_of_the_step_that_links_lead_to_leaves_the_links(tmp_path: Path) -> None:
+    """metaseq takes a link away and makes the next one, and replaces no file."""
+    run = make_run(tmp_path / "run", links=True)
+    before = snapshot(run)
+    plan = operate(run, {"set": {"eps": 1e-6}})
+    assert {type(edit) for edit in plan.edits} == {Append}
+    for suffix in NAMES:
+        last = run / f"checkpoint_last{suffix}.pt"
+        assert last.is_symlink() and held(last, "eps") == 1e-6
+    made = fork(Run.open(run), 30, tmp_path / "branch", from_data({}), how="copy").folder
+    assert (made / f"checkpoint_last{NAMES[0]}.pt").readlink() == Path(f"checkpoint_30{NAMES[0]}.pt")
+    take_back(run, before)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_metaseq_could_not_replace_becomes_a_link(tmp_path: Path, links: bool) -> None:
+    """Only metaseq since 2023 has such a flag; others copy through a link."""
+    flags = {"checkpoint": {"local_save_interval_updates": 0}} if links else None
+    run = make_run(tmp_path / "run", command_line=flags)
+    before = snapshot(run)
+    plan = operate(run, {"rollback": {"to": 20}, "set": {"eps": 1e-6}})
+    assert ("a file → checkpoint_20" in report.plan(plan, "run", report.Style())) == links
+    for suffix in NAMES:
+        last = run / f"checkpoint_last{suffix}.pt"
+        assert last.is_symlink() == links and held(last, "eps") == 1e-6
+    found = of_receipt(Run.open(run), plan.id).changes
+    assert sum(isinstance(change, Relink) for change in found) == (4 if links else 0)
+    made = fork(Run.open(run), 10, tmp_path / "branch", from_data({}), how="copy").folder
+    assert (made / f"checkpoint_last{NAMES[3]}.pt").is_symlink() == links
+    take_back(run, before)
+    (tmp_path / "again").mkdir()
+    made = fork(Run.open(run), 30, tmp_path / "again" / "branch", from_data({}), how="copy").folder
+    assert (made / f"checkpoint_last{NAMES[3]}.pt").is_symlink() == links
+
+
+def test_links_that_lead_nowhere_are_repaired(tmp_path: Path) -> None:
+    """metaseq makes a link to the path as --save-dir has it, and that may be a relative one."""
+    run = make_run(tmp_path / "run", links=True)
+    for suffix in NAMES:
+        last = run / f"checkpoint_last{suffix}.pt"
+        last.unlink()
+        last.symlink_to(f"run/checkpoint_30{suffix}.pt")
+    before = snapshot(run)
+    assert look.verify(Run.open(run)).findings
+    operate(run, {"repair_latest": {}})
+    assert held(run / f"checkpoint_last{NAMES[1]}.pt", "lr") == rate(30)
+    take_back(run, before)
+
+
 def test_a_step_that_only_the_last_files_hold_is_one(run: Path) -> None:
     for suffix in NAMES:
         (run / f"checkpoint_30{suffix}.pt").unlink()
@@ -194,6 +271,21 @@ def test_folders_without_a_pointer_lose_the_later_steps(tmp_path: Path) -> None:
     for suffix in NAMES:
         assert held(root / "checkpoint_20" / f"checkpoint{suffix}.pt", "betas") == (0.8, 0.95)
     take_back(root, before)
+
+
+def test_a_folder_that_only_begins_like_a_later_step_leaves_with_it(tmp_path: Path) -> None:
+    """metaseq goes by the start of a name, and by the number of files in the folder."""
+    root = make_run(tmp_path / "run", folders=True)
+    shutil.copytree(root / "checkpoint_30", root / "checkpoint_20_before")
+    shutil.copytree(root / "checkpoint_30", root / "checkpoint_30-half")
+    (root / "checkpoint_30-half" / f"checkpoint{NAMES[0]}.pt").unlink()
+    before = snapshot(root)
+    operate(root, {"rollback": {"to": 20}})
+    assert names(root) == {"checkpoint_10", "checkpoint_20", "checkpoint_30-half"}
+    take_back(root, before)
+    (root / "checkpoint_20" / "notes.txt").write_text("x")
+    told = "\n".join(look.verify(Run.open(root), 20).findings)
+    assert "notes.txt: is counted by the trainer" in told
 
 
 def test_a_copy_that_was_cut_off_is_repaired(run: Path) -> None:
@@ -250,6 +342,8 @@ def test_a_schedule_is_refused_with_the_flags_that_make_it(run: Path) -> None:
     assert "--lr 9e-05 --warmup-updates 200 --total-num-update 1000" in told
     assert "--restore-file" in told
     assert f"--lr {PEAK / 2} " in refused(run, {"set": {"lr": "0.5x"}})
+    told = refused(run, {"set": {"decay_style": "constant"}})
+    assert f"with --end-learning-rate {PEAK}" in told  # metaseq has no fixed one
     told = refused(run, {"set": {"decay_style": "cosine", "decay": 1000, "min_lr": 1e-6}})
     assert "--lr-scheduler cosine --min-lr 1e-06 --lr-period-updates 990" in told
     _, document = resumed(run / f"checkpoint_last{NAMES[0]}.pt", peak=9e-5)
@@ -257,7 +351,8 @@ def test_a_schedule_is_refused_with_the_flags_that_make_it(run: Path) -> None:
 
 
 def test_what_the_flags_decide_is_refused_with_the_flag(run: Path) -> None:
-    assert "--skip-batches 31-40,50-60" in refused(run, {"skip": ["31-40", "50-60"]})
+    assert "--skip-batches 31-40,40-50" in refused(run, {"skip": ["50-60", "31-40"]})
+    assert "--skip-batches 31-32;" in refused(run, {"skip": ["29-32"]})  # 29 and 30 are past
     assert "--clip-norm 0.3" in refused(run, {"set": {"clip_grad": 0.3}})
     assert "--seed 7" in refused(run, {"set": {"seed": 7}})
     assert "counts it elsewhere" in refused(run, {"set": {"consumed_samples": 7}})
@@ -265,12 +360,14 @@ def test_what_the_flags_decide_is_refused_with_the_flag(run: Path) -> None:
 
 def test_missing_foreign_and_mixed_files_are_found(run: Path) -> None:
     (run / f"checkpoint_20{NAMES[3]}.pt").unlink()
-    (run / "checkpoint_30-shard0.pt.backup").write_bytes(b"x")
+    (run / "checkpoint_30-shard0.pt.backup").write_bytes(b"x")  # by its end no trainer counts it
+    (run / "checkpoint_30-model_part-0-shard0.old.pt").write_bytes(b"x")
     shutil.copyfile(run / f"checkpoint_10{NAMES[0]}.pt", run / f"checkpoint_30{NAMES[0]}.pt")
     told = "\n".join(look.verify(Run.open(run), 20).findings)
     assert f"checkpoint_20{NAMES[3]}.pt" in told
     told = "\n".join(look.verify(Run.open(run), 30).findings)
-    assert "checkpoint_30-shard0.pt.backup: is counted by the trainer" in told
+    assert "checkpoint_30-model_part-0-shard0.old.pt: is counted by the trainer" in told
+    assert "backup" not in told
     assert "was saved after 30 updates, and the other shards after 10" in told
 
 
@@ -297,16 +394,23 @@ def test_a_shard_that_points_to_the_first_one_keeps_no_optimizer(run: Path) -> N
 
 
 def test_flags_of_the_saved_run_that_would_undo_a_surgery_are_told(tmp_path: Path) -> None:
-    line = {"reset_optimizer": True, "optimizer_overrides": "{'betas': (0.9, 0.98)}"}
+    line = {
+        "reset_optimizer": True, "optimizer_overrides": "{'betas': (0.9, 0.98)}",
+        "reset_dataloader": True, "restore_file": "/runs/old/checkpoint_8.pt",
+    }  # fmt: skip
     root = make_run(tmp_path / "run", command_line={"checkpoint": line})
     plan = surgery.plan(Run.open(root), from_data({"set": {"beta2": 0.99}}))
     told = "\n".join(plan.warnings)
     assert "--reset-optimizer: relaunch without it" in told
+    assert "--reset-dataloader: relaunch without it" in told
+    assert "--restore-file /runs/old/checkpoint_8.pt: a relaunch with it loads that again" in told
     assert "--optimizer-overrides \"{'betas': (0.9, 0.98)}\"" in told
     line = {"reset_optimizer": False, "optimizer_overrides": "{}"}
+    line |= {"reset_dataloader": False, "restore_file": "checkpoint_last.pt"}
     root = make_run(tmp_path / "other", command_line={"checkpoint": line})
     plan = surgery.plan(Run.open(root), from_data({"set": {"beta2": 0.99}}))
-    assert "--reset-optimizer" not in str(plan.warnings) and "overrides" not in str(plan.warnings)
+    for word in ("--reset-", "overrides", "--restore-file"):
+        assert word not in str(plan.warnings)
 
 
 @pytest.mark.parametrize(("warmup", "kept"), [(0, True), (10, True), (100, False)])

@@ -255,7 +255,10 @@ def test_others_are_told_what_to_write(tmp_path: Path) -> None:
     assert "lr_decay_style: 1-sqrt, lr_decay_starting_step: 7, lr_decay_steps: 2" in words
     fairseq(tmp_path / "fairseq")
     words = refused(tmp_path / "fairseq", steps=2)
-    assert "--lr-scheduler polynomial_decay --power 1 --lr " in words
+    assert "--lr-scheduler polynomial_decay --power 1 --lr " in words and "zero" not in words
+    warmed = {"lr_scheduler": {"zero_lr_warmup_steps": 5}}  # metaseq's, before its warm-up
+    fairseq(tmp_path / "metaseq", command_line=warmed)
+    assert "--zero-lr-warmup-steps 0" in refused(tmp_path / "metaseq", steps=2)
 
 
 # --- the section ---------------------------------------------------------------------------------

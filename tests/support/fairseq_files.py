@@ -147,10 +147,12 @@ def make_run(
     fused: bool = False,
     folders: bool = False,
     arguments: bool = False,
+    links: bool = False,
     command_line: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     """A run with the files of every step, and `checkpoint_last*` as copies of the last one.
-    `folders`: a folder a step and no copies. `arguments`: the flags as an argparse.Namespace."""
+    `folders`: a folder a step and no copies. `arguments`: the flags as an argparse.Namespace.
+    `links`: of metaseq since 2023, which makes links to the whole paths instead of copies."""
     root.mkdir(parents=True)
     for rank, suffix in enumerate(suffixes):
         adam, piece = optimizer(rank), int(suffix.endswith("shard1"))
@@ -171,7 +173,9 @@ def make_run(
             path = root / f"{name}{suffix}.pt"
             path.parent.mkdir(exist_ok=True)
             torch.save(document, path)
-        if not folders:
+        if links:
+            (root / f"checkpoint_last{suffix}.pt").symlink_to(path.absolute())
+        elif not folders:
             shutil.copyfile(path, root / f"checkpoint_last{suffix}.pt")
     return root
 

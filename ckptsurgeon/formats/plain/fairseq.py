@@ -20,8 +20,14 @@ from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.understood import is_count, problem, understood
 from ckptsurgeon.formats.fields.values import Rival, State
 from ckptsurgeon.formats.layout import Format, NamesEpochs, leads_out, outside
-from ckptsurgeon.formats.plain.fairseq_checkpoint import OPTIMIZER, FairseqCheckpoint, updates
+from ckptsurgeon.formats.plain.fairseq_checkpoint import (
+    OPTIMIZER,
+    FairseqCheckpoint,
+    links_last,
+    updates,
+)
 from ckptsurgeon.hints import Hint, command
+from ckptsurgeon.remote import reads
 
 SUFFIX = r"(?P<suffix>(?:-model_part-(?P<mp>\d+))?(?:-shard(?P<dp>\d+))?)\.pt"
 BEST = r"_best|\.best_.+_-?\d+\.\d+"
@@ -31,8 +37,9 @@ FLAT = re.compile(
 INNER = re.compile(rf"checkpoint{SUFFIX}")
 FOLDER = re.compile(r"checkpoint_(\d{1,18})")
 LAST = "checkpoint_last"
-_known: dict[tuple[str, int, int, int], int | None] = {}
-"""num_updates by file, as it was: the names of some files do not tell."""
+_known: dict[tuple[str, int, int, int], tuple[int | None, bool]] = {}
+"""num_updates by file, as it was: the names of some files do not tell. And whether its trainer
+makes `checkpoint_last*` links."""
 
 
 class Fairseq(Format, NamesEpochs):
@@ -78,9 +85,14 @@ class Fairseq(Format, NamesEpochs):
         return [path for stem in stems for path in _stems(run)[stem]]
 
     def files(self, run: Path, step: int) -> list[Path]:
-        """The shards, and the copies of them in `checkpoint_last*`."""
+        """The shards, and the copies of them in `checkpoint_last*`; a link to one is none."""
         shards = self._shards(run, step)
-        copies = [path for path in _stems(run).get(LAST, []) if _updates(path) == step]
+        own = {path.resolve() for path in shards}
+        copies = [
+            path
+            for path in _stems(run).get(LAST, [])
+            if _updates(path) == step and not (path.is_symlink() and path.resolve() in own)
+        ]
         return sorted({*shards, *copies})
 
     def common(self, file: str) -> str:
@@ -122,16 +134,19 @@ class Fairseq(Format, NamesEpochs):
         return [name for name in names if name not in there]
 
     def strays(self, run: Path, step: int) -> list[str]:
-        """Files that are none of the trainer's but begin as its shards do: it counts them."""
-        folder = self.directory(run, step)
-        known = {path.name for path in self._shards(run, step)}
-        begin = "checkpoint" if self._inside(run, step) else f"checkpoint_{step}"
+        """Files that are none of the trainer's and that metaseq counts: of its names all that begin
+        and end as a shard does, in a folder every one without a `_` before it."""
+        if inside := self._inside(run, step):
+            counted = [p.name for p in self.directory(run, step).iterdir() if p.name[0] != "_"]
+            known = {path.name for path in inside}
+        else:
+            stems = "|".join(map(re.escape, _flat(run).get(step, [])))
+            shard = re.compile(rf"(?:{stems})(?:-model_part-\d+)?-shard.*\.pt")
+            counted = [path.name for path in run.iterdir() if shard.fullmatch(path.name)]
+            known = {name for name in counted if FLAT.fullmatch(name)}
         return [
-            f"{item.name}: is counted by the trainer as a shard, and is none"
-            for item in sorted(folder.iterdir())
-            if re.match(rf"{begin}(?!\d)", item.name)
-            and item.name not in known
-            and not FLAT.fullmatch(item.name)
+            f"{name}: is counted by the trainer as a shard, and is none"
+            for name in sorted({*counted} - known)
         ]
 
     def pointer_files(self, run: Path) -> list[Path]:
@@ -152,8 +167,23 @@ class Fairseq(Format, NamesEpochs):
             )
         return copies
 
+    def linked(self, pointer: Path) -> bool:
+        """metaseq since 2023 removes a link and makes another, and leaves a file as it is: each
+        restart would load that. An older one copies through a link, and so does fairseq."""
+        return super().linked(pointer) or (reads.key(pointer) is None and _said(pointer)[1])
+
     def rivals(self, run: Path, step: int) -> list[Rival]:
-        """A step outside the run, if a link leads there."""
+        """A step outside the run, if a link leads there. Of folders metaseq takes the highest by the
+        start of its name, if it has as many files as there are ranks."""
+        if inside := self._inside(run, step):
+            return [
+                Rival(number, f"{item.name} is taken for step {number} by the trainer", (item,))
+                for item in sorted(run.iterdir())
+                if (match := re.match(r"checkpoint_(\d{1,18})(?=\D)", item.name))
+                and (number := int(match[1])) >= step
+                and item.is_dir()
+                and sum(path.name[0] != "_" for path in item.iterdir()) == len(inside)
+            ]
         links = [path for path in self.pointer_files(run) if leads_out(run, path)]
         copies = self.pointers(run, step) if links else {}
         return [outside(step, path, Path(copies[path])) for path in links]
@@ -178,8 +208,13 @@ class Fairseq(Format, NamesEpochs):
         return super().advise(key, value)
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
-        """metaseq's flag takes ranges joined by commas; fairseq (0.12.2) has none."""
-        joined = ",".join(f"{first}-{last}" for first, last in ranges)
+        """metaseq's flag takes ranges joined by commas; fairseq (0.12.2) has none. An update that
+        metaseq passes over is not counted: the numbers of all later ones are lower."""
+        words, passed = [], 0
+        for first, last in ranges:
+            words.append(f"{first - passed}-{last - passed}")
+            passed += last + 1 - first
+        joined = ",".join(words)
         return f"relaunch metaseq with --skip-batches {joined}; fairseq passes over no data"
 
     def advise_rewarm(
@@ -192,7 +227,8 @@ class Fairseq(Format, NamesEpochs):
         rise = iterations if kind == "ramp" else 0
         return (
             command("reset", "moments", why="without re-warm"),
-            f"relaunch metaseq with --zero-lr-warmup-steps {zero} --warmup-updates {rise}",
+            "relaunch metaseq with --lr-scheduler polynomial_decay "
+            f"--zero-lr-warmup-steps {zero} --warmup-updates {rise}",
             "and --lr with the rate after that: it decays from there to --total-num-update",
             "relaunch fairseq with a small --lr until the moments have filled, then with the old",
         )
@@ -250,7 +286,9 @@ def _stems(run: Path) -> dict[str, list[Path]]:
 
 
 def _sorted(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    matches = [(m, p) for p in folder.iterdir() if (m := pattern.fullmatch(p.name)) and p.is_file()]
+    """The files of such names, by their ranks; of `checkpoint_last` also links that lead nowhere."""
+    found = [(m, p) for p in folder.iterdir() if (m := pattern.fullmatch(p.name))]
+    matches = [(m, p) for m, p in found if p.is_file() or (p.is_symlink() and _is_last(p))]
     order = sorted(matches, key=lambda pair: (int(pair[0]["mp"] or 0), int(pair[0]["dp"] or 0)))
     return [path for _, path in order]
 
@@ -279,17 +317,26 @@ def _named(run: Path, shard: Path) -> Path:
     return run / f"{LAST}{match['suffix'] if match else ''}.pt"
 
 
+def _is_last(path: Path) -> bool:
+    return path.name.startswith(LAST)
+
+
 def _updates(path: Path) -> int | None:
     """After how many updates a file was saved; None if it can't be read or is another trainer's."""
+    return _said(path)[0]
+
+
+def _said(path: Path) -> tuple[int | None, bool]:
     try:
         status = path.stat()
     except OSError:
-        return None
+        return None, False
     key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
     if key not in _known:
         try:
-            _known[key] = updates(Archive.open(path).tree())
+            tree = Archive.open(path).tree()
+            _known[key] = updates(tree), links_last(tree)
         except (SurgeryError, OSError, ArithmeticError, LookupError, TypeError, ValueError,
                 AttributeError):  # fmt: skip
-            _known[key] = None
+            _known[key] = None, False
     return _known[key]

@@ -14,7 +14,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import CountsMore
-from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.fields.understood import mapping, understood
 from ckptsurgeon.formats.fields.values import NUMBER, UNSET, Decay, Part, Place, Setting
 from ckptsurgeon.formats.plain import flat_parameters
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
@@ -27,6 +27,10 @@ OPTIMIZER = "last_optimizer_state"
 EMBEDDING, HEAD = "decoder.embed_tokens.weight", "decoder.output_projection.weight"
 SHARE = "share_decoder_input_output_embed"
 POLYNOMIAL = "polynomial_decay"
+ZERO = "zero_lr_warmup_steps"
+"""Of metaseq's: how many updates come before its warm-up, with a rate of 0."""
+LAST = "checkpoint_last.pt"
+"""What these trainers load where --restore-file says nothing else."""
 FLAGS = {
     "lr": "--lr", "warmup": "--warmup-updates", "decay": "--total-num-update",
     "min_lr": "--end-learning-rate", "decay_style": "--lr-scheduler",
@@ -58,10 +62,14 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
         return self.argument("lr_scheduler", "_name") or self.argument("", "lr_scheduler")
 
     @property
+    def of_fairseq(self) -> bool:
+        """Its configs alone have `bmuf`; metaseq's are those of a part of it."""
+        return self.argument("bmuf", "block_lr") is not None
+
+    @property
     def asked(self) -> bool:
-        """fairseq was, with one file: its configs alone have `bmuf`. Of the others the source was
-        read."""
-        return self.argument("bmuf", "block_lr") is not None and self.ranks == (1, 1)
+        """fairseq was, with one file. Of the others the source was read."""
+        return self.of_fairseq and self.ranks == (1, 1)
 
     def iteration(self) -> int:
         """`num_updates` of the last entry of optimizer_history."""
@@ -181,6 +189,9 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
         name = self._scheduler() if style is None else STYLES.get(style, style)
         if {"decay", "min_lr"} & values.keys() and name not in (POLYNOMIAL, "cosine"):
             name = POLYNOMIAL
+        if name == "fixed" and not self.of_fairseq:  # metaseq's decay may end where it begins
+            peak = values.get("lr", self._peak() or max(self.rates(), default=0.0))
+            name, values = POLYNOMIAL, {**values, "min_lr": peak}
         if name != self._scheduler():
             yield f"{FLAGS['decay_style']} {name}"
         known = OF_COSINE if name == "cosine" else FLAGS
@@ -200,12 +211,13 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
                 f"no schedule of this trainer decays {decay.shape} from an update on",
                 next=command("cooldown", "--shape", "linear"),
             )
+        zero = " --zero-lr-warmup-steps 0" if self.argument("lr_scheduler", ZERO) else ""
         raise SurgeryError(
             "this trainer computes its learning rate from its flags at every load",
             next=(
                 f"relaunch the trainer with --lr-scheduler {POLYNOMIAL} --power 1 --lr "
                 f"{max(rates)!r} --warmup-updates {now} {FLAGS['decay']} {now + decay.steps} "
-                f"{FLAGS['min_lr']} {decay.to!r}"
+                f"{FLAGS['min_lr']} {decay.to!r}{zero}"
             ),
         )
 
@@ -234,6 +246,17 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
                 "the run was started with --reset-optimizer: relaunch without it, or nothing of "
                 "the optimizer is loaded"
             )
+        if self.argument("checkpoint", "reset_dataloader"):
+            yield (
+                "the run was started with --reset-dataloader: relaunch without it, or the data "
+                "begins anew"
+            )
+        restored = self.argument("checkpoint", "restore_file")
+        if isinstance(restored, str) and restored != LAST:
+            yield (
+                f"the run was started with --restore-file {restored[-80:]}: a relaunch with it "
+                "loads that again, so leave it out or name what it should load"
+            )
         overrides = self.argument("checkpoint", "optimizer_overrides")
         if isinstance(overrides, str) and overrides.strip() not in ("", "{}"):
             yield (
@@ -252,6 +275,11 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
             if count != first
         ]
         return sentences
+
+
+def links_last(tree: Any) -> bool:
+    """Whether the trainer that saved a file makes `checkpoint_last*` links: metaseq since 2023."""
+    return "local_save_interval_updates" in mapping(mapping(tree.get("cfg")).get("checkpoint"))
 
 
 def updates(tree: Any) -> int:
