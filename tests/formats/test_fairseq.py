@@ -211,7 +211,9 @@ def test_an_edit_of_the_step_that_links_lead_to_leaves_the_links(tmp_path: Path)
         last = run / f"checkpoint_last{suffix}.pt"
         assert last.is_symlink() and held(last, "eps") == 1e-6
     made = fork(Run.open(run), 30, tmp_path / "branch", from_data({}), how="copy").folder
-    assert (made / f"checkpoint_last{NAMES[0]}.pt").readlink() == Path(f"checkpoint_30{NAMES[0]}.pt")
+    assert (made / f"checkpoint_last{NAMES[0]}.pt").readlink() == Path(
+        f"checkpoint_30{NAMES[0]}.pt"
+    )
     take_back(run, before)
 
 

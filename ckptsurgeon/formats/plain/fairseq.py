@@ -173,8 +173,8 @@ class Fairseq(Format, NamesEpochs):
         return super().linked(pointer) or (reads.key(pointer) is None and _said(pointer)[1])
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
-        """A step outside the run, if a link leads there. Of folders metaseq takes the highest by the
-        start of its name, if it has as many files as there are ranks."""
+        """A step outside the run, if a link leads there. Of folders metaseq takes the highest by
+        the start of its name, if it has as many files as there are ranks."""
         if inside := self._inside(run, step):
             return [
                 Rival(number, f"{item.name} is taken for step {number} by the trainer", (item,))
@@ -286,7 +286,7 @@ def _stems(run: Path) -> dict[str, list[Path]]:
 
 
 def _sorted(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """The files of such names, by their ranks; of `checkpoint_last` also links that lead nowhere."""
+    """Files of such names, by their ranks; of `checkpoint_last` also links that lead nowhere."""
     found = [(m, p) for p in folder.iterdir() if (m := pattern.fullmatch(p.name))]
     matches = [(m, p) for m, p in found if p.is_file() or (p.is_symlink() and _is_last(p))]
     order = sorted(matches, key=lambda pair: (int(pair[0]["mp"] or 0), int(pair[0]["dp"] or 0)))
