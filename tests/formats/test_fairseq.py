@@ -155,6 +155,17 @@ def test_a_reset_zeroes_the_moments_and_the_step_wherever_it_is(tmp_path: Path) 
         take_back(root, before)
 
 
+def test_what_metaseq_keeps_of_streamed_data_stays(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", streamed=True, links=True)
+    before = snapshot(run)
+    plan = operate(run, {"rollback": {"to": 20}, "set": {"eps": 1e-6}})
+    assert "which no known trainer saves" not in str(plan.warnings)
+    _, document = resumed(run / f"checkpoint_last{NAMES[0]}.pt")
+    cache = document["extra_state"]["train_iterator"]["tokenization_cache"]
+    assert cache.lengths == bytes(range(256)) * 20
+    take_back(run, before)
+
+
 def test_a_rollback_makes_the_last_files_copies_of_the_edited_step(run: Path) -> None:
     before = snapshot(run)
     operate(run, {"rollback": {"to": 10}, "set": {"beta2": 0.98}, "reset": ["moments"]})

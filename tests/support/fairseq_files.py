@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+import sys
+import types
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +29,25 @@ PIECES = {
     for path, sizes in INSIDE.items()
 }  # fmt: skip
 """Flat parameter → the names in it, and their numbers of elements."""
+
+
+class LockingArray:
+    """As metaseq's, which the first rank saves with the position of its data: the lengths of the
+    documents, in bytes."""
+
+    def __init__(self, lengths: bytes) -> None:
+        self.lengths = lengths
+
+    def __getstate__(self) -> tuple[bytes, int]:
+        return self.lengths, 1
+
+    def __setstate__(self, state: tuple[bytes, int]) -> None:
+        self.lengths = state[0]
+
+
+LockingArray.__module__ = "metaseq.data.document_to_sequence"
+sys.modules[LockingArray.__module__] = types.ModuleType(LockingArray.__module__)
+vars(sys.modules[LockingArray.__module__])["LockingArray"] = LockingArray
 NAMES = tuple(f"-model_part-{m}-shard{d}" for m in range(2) for d in range(2))
 
 
@@ -148,11 +169,13 @@ def make_run(
     folders: bool = False,
     arguments: bool = False,
     links: bool = False,
+    streamed: bool = False,
     command_line: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     """A run with the files of every step, and `checkpoint_last*` as copies of the last one.
     `folders`: a folder a step and no copies. `arguments`: the flags as an argparse.Namespace.
-    `links`: of metaseq since 2023, which makes links to the whole paths instead of copies."""
+    `links`: of metaseq since 2023, which makes links to the whole paths instead of copies.
+    `streamed`: with what its streaming tasks save of their data."""
     root.mkdir(parents=True)
     for rank, suffix in enumerate(suffixes):
         adam, piece = optimizer(rank), int(suffix.endswith("shard1"))
@@ -164,6 +187,9 @@ def make_run(
             if update not in steps:
                 continue
             document = saved(adam, update, fused=fused, world=len(suffixes), rank=piece)
+            if streamed and rank == 0:
+                position = document["extra_state"]["train_iterator"]
+                position["tokenization_cache"] = LockingArray(bytes(range(256)) * update)
             for section, flags in (command_line or {}).items():
                 document["cfg"].setdefault(section, {}).update(flags)
             if arguments:

@@ -98,6 +98,7 @@ CLASSES: Mapping[str, Collection[str]] = {
         "InferenceCudaGraphScope",
         "AttnMaskType", "AttnType", "LayerType", "ModelType", "PositionEmbeddingType",
     },
+    "metaseq": {"AtomicArray", "LockingArray"},
     "olmo_core": {"_StorageInfo"},
     "torch": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "SavePlan",
@@ -122,8 +123,8 @@ ENUMS = frozenset(
 
 
 def is_known(name: str) -> bool:
-    """Whether `module.name` is one that DeepSpeed, Megatron, torch or numpy puts into a shard, or
-    a member of such an enum."""
+    """Whether `module.name` is one that a trainer, torch or numpy puts into a shard, or a member of
+    such an enum."""
     owner, _, member = name.rpartition(".")
     is_member = owner.rpartition(".")[2] in ENUMS and not member.startswith("_")
     return _is_known(name) or (is_member and _is_known(owner))
