@@ -46,7 +46,8 @@ class LockingArray:
 
 
 LockingArray.__module__ = "metaseq.data.document_to_sequence"
-sys.modules[LockingArray.__module__] = types.ModuleType(LockingArray.__module__)
+for name in ("metaseq", "metaseq.data", LockingArray.__module__):
+    sys.modules[name] = types.ModuleType(name)
 vars(sys.modules[LockingArray.__module__])["LockingArray"] = LockingArray
 NAMES = tuple(f"-model_part-{m}-shard{d}" for m in range(2) for d in range(2))
 
