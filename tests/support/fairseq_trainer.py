@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tests.support import fairscale_cpu
 from tests.support.newest_megatron import beside
 
 FOLDER = beside("fairseq")
@@ -136,6 +137,8 @@ class Watched(Trainer):  # type: ignore[misc]
 
 def main() -> None:
     torch.set_num_threads(1)
+    if "fully_sharded" in sys.argv:
+        fairscale_cpu.on_cpus()
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # it was written before that was a default
     train.Trainer = Watched
     train.cli_main()

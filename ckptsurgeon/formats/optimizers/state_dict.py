@@ -13,8 +13,17 @@ from ckptsurgeon.formats.fields.values import Place, StateDict
 from ckptsurgeon.plans.edits import Key
 
 BESIDE = frozenset(
-    # of torch; fairseq's loss scale; nanotron's names and fp32 masters
-    ("state", "param_groups", "loss_scale", "names", "gradient_accumulator")
+    # of torch; fairseq's loss scale; nanotron's names and fp32 masters; what fairscale numbers
+    # where it gathers the pieces of all ranks
+    (
+        "state",
+        "param_groups",
+        "loss_scale",
+        "names",
+        "gradient_accumulator",
+        "param_id_map",
+        "uncollected_local_ids",
+    )
 )
 """The keys of a saved optimizer that no update reads, the states and groups apart."""
 
