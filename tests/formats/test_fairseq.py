@@ -426,6 +426,46 @@ def test_flags_of_the_saved_run_that_would_undo_a_surgery_are_told(tmp_path: Pat
         assert word not in str(plan.warnings)
 
 
+@pytest.mark.parametrize("stats", [False, True])
+def test_the_first_fused_adam_is_known(tmp_path: Path, stats: bool) -> None:
+    """OPT's: with --fp16-adam-stats its moments are codes, and what they are times of is saved."""
+    root = make_run(tmp_path / "run", suffixes=NAMES[:1])
+    for path in root.iterdir():
+        document = torch.load(path, weights_only=False)
+        saved = document["last_optimizer_state"]
+        del saved["param_groups"][0]["amsgrad"]
+        kept = {"lr", "betas", "eps", "weight_decay", "params"}
+        group = {k: v for k, v in saved["param_groups"][0].items() if k in kept}
+        saved["param_groups"] = [{**group, "bias_correction": True, "max_grad_norm": 0.0}]
+        for state in saved["state"].values() if stats else ():
+            for kind in ("exp_avg", "exp_avg_sq"):
+                scale = 1e-8 + state[kind].abs().max() / 65504
+                state |= {kind: (state[kind] / scale).half(), f"{kind}_scale": scale}
+        torch.save(document, path)
+    before = snapshot(root)
+    assert look.verify(Run.open(root), level=4).findings == ()
+    assert str(look.inspect(Run.open(root)).promise.optimizer).startswith("FusedAdam")
+    operate(root, {"reset": ["moments"]})
+    saved = torch.load(root / f"checkpoint_last{NAMES[0]}.pt", weights_only=False)
+    for state in saved["last_optimizer_state"]["state"].values():
+        assert not state["exp_avg"].any() and not state["exp_avg_sq"].any() and state["step"] == 0
+        assert not stats or float(state["exp_avg_sq_scale"]) == 1
+    take_back(root, before)
+    for recipe in ({"graft": {"step": 10}}, {"clip_moments": {"above": 10.0}}) if stats else ():
+        assert "exp_avg_scale, exp_avg_sq_scale beside the" in refused(root, recipe)
+
+
+def test_what_fairscale_gathers_is_an_adam(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "run", suffixes=[""])
+    for path in root.iterdir():
+        document = torch.load(path, weights_only=False)
+        more = {"param_id_map": {0: 0, 1: 1}, "uncollected_local_ids": []}
+        document["last_optimizer_state"] |= more
+        torch.save(document, path)
+    assert look.inspect(Run.open(root)).promise.optimizer == "Adam"
+    operate(root, {"reset": ["moments"]})
+
+
 @pytest.mark.parametrize(("warmup", "kept"), [(0, True), (10, True), (100, False)])
 def test_a_plateau_keeps_the_lr_of_the_groups(tmp_path: Path, warmup: int, kept: bool) -> None:
     """fairseq's reduce_lr_on_plateau sets an lr in its warm-up alone: a load leaves it."""

@@ -1,5 +1,5 @@
-"""fairseq with FSDP on two ranks: its own command line (tests.support.fairseq_trainer) and fairscale
-save, and resume what was edited."""
+"""fairseq with FSDP on two ranks: its command line (tests.support.fairseq_trainer) saves, and
+resumes what was edited."""
 
 from __future__ import annotations
 

@@ -171,9 +171,11 @@ def test_metaseq_says_the_next_rate() -> None:
         "step": 24001, "next_lr": "5.99e-05", "loss": "2.6", "loss_scale": "4",
     }  # fmt: skip
     assert metaseq.read(line.replace("| train_inner |", "| valid/combined |")) is None
+    assert told(metaseq.read(json.dumps(stats))) == told(metaseq.read(line))  # of --log-file
     assert metaseq.read("x | INFO | train_inner | {}") is None
     epoch = json.dumps({f"train_{key}": value for key, value in stats.items()})
     assert metaseq.read(f"x | INFO | train | {epoch}") is None  # the update was said before
+    assert metaseq.read(epoch) is None
 
 
 def test_fairseq_says_the_same_without_json() -> None:
@@ -184,6 +186,7 @@ def test_fairseq_says_the_same_without_json() -> None:
     assert told(metaseq.read(line)) == {
         "step": 24001, "next_lr": "5.99e-05", "loss": "2.6", "grad_norm": "0.5", "loss_scale": "4",
     }  # fmt: skip
+    assert told(metaseq.read(line.rpartition(" | ")[2])) == told(metaseq.read(line))
     assert metaseq.read(line.replace("train_inner", "valid")) is None
     epoch = "x | INFO | train | epoch 001 | loss 2.7 | num_updates 24001 | lr 5.99e-05 | wall 2"
     assert metaseq.read(epoch) is None

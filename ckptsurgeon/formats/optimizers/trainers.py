@@ -23,6 +23,12 @@ ENTRIES = (
           "step exp_avg exp_avg_sq", "betas eps"),
     entry("Adam", "fairseq/optim/adam.py; metaseq/optim/adam.py",
           "step exp_avg exp_avg_sq", "betas eps amsgrad"),
+    # The first of apex. With --fp16-adam-stats its moments are to be multiplied by what is saved.
+    entry("FusedAdam", "fairseq/optim/fused_adam.py; metaseq/optim/fused_adam.py",
+          "step exp_avg exp_avg_sq", "betas eps bias_correction max_grad_norm"),
+    entry("FusedAdam of 16 bits", "fairseq/optim/fused_adam.py; metaseq/optim/fused_adam.py",
+          "step exp_avg exp_avg_sq exp_avg_scale=1 exp_avg_sq_scale=1",
+          "betas eps bias_correction max_grad_norm"),
     entry("FusedLamb", "deepspeed/ops/lamb/fused_lamb.py", "step exp_avg exp_avg_sq",
           "betas eps bias_correction max_grad_norm max_coeff min_coeff"),
     entry("Lamb", "train/lamb.py", "step exp_avg exp_avg_sq", "betas eps layer_adaptation"),

@@ -1,5 +1,6 @@
 """metaseq's and fairseq's statistics of an update, after `| train_inner |`: JSON, or `key=value`
-(`simple`, which fairseq prints to a file unless `--log-format` says otherwise).
+(`simple`, which fairseq prints to a file unless `--log-format` says otherwise). What `--log-file`
+gets has nothing before them.
 
 Source: `json_progress_bar.py`, `format_stat` (`{:g}`: six significant digits), `train_step` and
 `lr_step_update` in `metaseq/trainer.py` of facebookresearch/metaseq at f7ffa5fd, which are
@@ -15,7 +16,10 @@ import re
 
 from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number, quoted, significant
 
-LINE = re.compile(r"\| train_inner \| (?:(?P<json>\{.*\})|.*?:\s+\d+ / \d+ (?P<simple>.*?))\s*$")
+LINE = re.compile(
+    r"(?:\| train_inner \| |^(?=\{\"epoch\": |epoch \d))"
+    r"(?:(?P<json>\{.*\})|.*?:\s+\d+ / \d+ (?P<simple>.*?))\s*$"
+)
 PAIR = re.compile(r"(\w+)=([^\s,]+)")
 NAME = "metaseq"
 POINTS = {"lr": "next_lr", "loss_scale": "loss_scale"}
