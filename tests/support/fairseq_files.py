@@ -12,7 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+from ckptsurgeon import surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.run.run import Run
+from tests.support.snapshot import snapshot
 
 PEAK, WARMUP, TOTAL = 1.2e-4, 10, 100
 INSIDE = {
@@ -219,3 +226,21 @@ def resumed(file: Path, *, peak: float = PEAK) -> tuple[torch.optim.Adam, dict[s
     for group in adam.param_groups:
         group["lr"] = rate(document["optimizer_history"][-1]["num_updates"], peak)
     return adam, document
+
+
+def names(root: Path) -> set[str]:
+    """Of the run's own files, as the trainer lists them."""
+    return {path.name for path in root.iterdir() if path.name != ".ckptsurgeon"}
+
+
+def refused(root: Path, recipe: dict[str, Any]) -> str:
+    before = snapshot(root)
+    with pytest.raises(SurgeryError) as error:
+        surgery.plan(Run.open(root), from_data(recipe))
+    assert snapshot(root) == before
+    return " ".join([error.value.what, *error.value.next])
+
+
+def held(file: Path, key: str) -> Any:
+    adam, _ = resumed(file)
+    return adam.param_groups[0][key]
