@@ -69,10 +69,6 @@ class Format(Advice, ABC):
         the shard of `step` that it must be a copy of."""
         return {}
 
-    def linked(self, pointer: Path) -> bool:
-        """Whether a pointer is a symbolic link to what `pointers` say, or has to become one."""
-        return pointer.is_symlink()
-
     def pointed(self, pointer: Path) -> int | None:
         """The step that a pointer file names, or None when it is missing or names nothing."""
         return None
@@ -117,6 +113,14 @@ class NamesMore(ABC):
     @abstractmethod
     def unclear(self, run: Path, step: int) -> list[Path]:
         """What has the number of a saved step after `step` in its name, and may be of none."""
+
+
+class NeedsLinks(ABC):
+    """A trainer that replaces symbolic links, and leaves a pointer that is a file as it is."""
+
+    @abstractmethod
+    def to_link(self, pointer: Path) -> bool:
+        """Whether a pointer that is a file has to become a link."""
 
 
 class SavesOver(ABC):
@@ -201,6 +205,11 @@ def logged_at(format: Format, run: Path, step: int, last: int) -> int:
 
 
 # --- symbolic links ------------------------------------------------------------------------------
+
+
+def linked(format: Format, pointer: Path) -> bool:
+    """Whether a pointer is a symbolic link to what `pointers` say, or has to become one."""
+    return pointer.is_symlink() or (isinstance(format, NeedsLinks) and format.to_link(pointer))
 
 
 def leads_out(run: Path, path: Path) -> bool:

@@ -13,7 +13,7 @@ from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import Ranks
-from ckptsurgeon.formats.layout import NamesElsewhere, NamesMore
+from ckptsurgeon.formats.layout import NamesElsewhere, NamesMore, linked
 from ckptsurgeon.hints import command, shell
 from ckptsurgeon.operations import completion, swap_optimizer
 from ckptsurgeon.operations.completion import saved_steps
@@ -173,7 +173,7 @@ def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
     for path, text in pointers.items():
         if isinstance(text, Path):
             if run.format.pointed(path) != checkpoint.step:
-                link = run.format.linked(path)
+                link = linked(run.format, path)
                 changes.append(relinked(run, path, text) if link else copied(run, path, text))
             continue
         old = whole_file.text(path)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ckptsurgeon import disk, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.formats.layout import Paged
+from ckptsurgeon.formats.layout import Paged, linked
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.hints import again, shell
 from ckptsurgeon.operations.logs import Logs
@@ -183,7 +183,7 @@ def _fill(run: Run, step: int, folder: Path, partial: Path, how: str) -> list[Pa
 
     own = [run.root, *(path.resolve() for path in run.entries(step))]
     pointers = run.format.pointers(run.root, step)
-    links = {p for p, text in pointers.items() if p != text and run.format.linked(p)}
+    links = {p for p, text in pointers.items() if p != text and linked(run.format, p)}
     for source in files:
         if source in links:
             continue

@@ -19,7 +19,7 @@ from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.understood import is_count, problem, understood
 from ckptsurgeon.formats.fields.values import Rival, State
-from ckptsurgeon.formats.layout import Format, NamesEpochs, leads_out, outside
+from ckptsurgeon.formats.layout import Format, NamesEpochs, NeedsLinks, leads_out, outside
 from ckptsurgeon.formats.plain.fairseq_checkpoint import (
     OPTIMIZER,
     FairseqCheckpoint,
@@ -42,7 +42,7 @@ _known: dict[tuple[str, int, int, int], tuple[int | None, bool]] = {}
 makes `checkpoint_last*` links."""
 
 
-class Fairseq(Format, NamesEpochs):
+class Fairseq(Format, NamesEpochs, NeedsLinks):
     """The steps are numbers of updates; `checkpoint_last*` are the pointers."""
 
     name = "fairseq"
@@ -167,10 +167,10 @@ class Fairseq(Format, NamesEpochs):
             )
         return copies
 
-    def linked(self, pointer: Path) -> bool:
+    def to_link(self, pointer: Path) -> bool:
         """metaseq since 2023 removes a link and makes another, and leaves a file as it is: each
         restart would load that. An older one copies through a link, and so does fairseq."""
-        return super().linked(pointer) or (reads.key(pointer) is None and _said(pointer)[1])
+        return reads.key(pointer) is None and _said(pointer)[1]
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
         """A step outside the run, if a link leads there. Of folders metaseq takes the highest by
