@@ -24,6 +24,7 @@ NAMES = (
     "model_{step:07d}.pth", "ckpt_{step}.pt", "step_{step}/optim.pt", "it{step:05d}/state.bin",
     "{step}/opt_rank{rank}.pt", "out/epoch_{epoch}-step_{step}.pt", "run2/v1_iter_{step}.pt",
     "state-{step}-of-3.pt", "CKPT+ep{step}/opt.ckpt", "weights/{step}/rank_{rank}_of_2.pt",
+    "ck/e{epoch}_step={step}-val_loss={loss}.pt", "{step}-loss={loss}.pth",
 )  # fmt: skip
 AT: tuple[tuple[str | int, ...], ...] = (
     (), ("optimizer",), ("state", "optim"), ("trainer", "optimizers", 0), ("a.b", "c"),
@@ -44,7 +45,8 @@ class Layout:
     steps: tuple[int, ...]
 
     def path(self, step: int, rank: int) -> str:
-        return self.name.format(step=step, rank=rank, epoch=step // 7)
+        loss = "nan" if step == self.steps[-1] else f"{9 / (step + 1):.4f}"
+        return self.name.format(step=step, rank=rank, epoch=step // 7, loss=loss)
 
     def save(self, root: Path) -> None:
         for step in self.steps:
@@ -123,6 +125,8 @@ def _resumes(root: Path, layout: Layout, to: int) -> None:
     if layout.pointer:
         there = Path(layout.path(to, 0))
         text = layout.pointer.format(name=there.name, entry=there.parts[0], step=to)
+        if "{loss}" in layout.name and "{step}" not in layout.pointer:
+            return  # no page can say it, and the draft says so
         if "{name}" not in layout.pointer or "{step" in layout.name.rpartition("/")[2]:
             assert (root / "last_checkpoint").read_text() == text
 
@@ -166,6 +170,25 @@ def test_a_file_without_a_number_is_numbered_by_its_counter(tmp_path: Path) -> N
     torch.save({"optim": adam.state_dict()}, tmp_path / "ckpt.pt")
     with pytest.raises(UsageError, match="has no step in its name"):
         draft(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["epoch={:02d}-loss={}.pth", "at_{}_{}.pt", "w/ep{}-acc_{}.pt"])
+def test_a_file_that_is_named_by_its_epoch_is_numbered_by_its_counter(
+    tmp_path: Path, name: str
+) -> None:
+    """Logs count updates: to be cut at the number of an epoch would be their end."""
+    for epoch in (1, 2, 3):
+        adam, schedule = stepped_cosine(torch.nn.Linear(4, 2), UPDATES)
+        tree = {"opt": adam.state_dict(), "sched": schedule.state_dict(), "step": 20 * epoch}
+        loss = "nan" if epoch == 3 else f"{3.4 / epoch:.3f}"
+        file = tmp_path / name.format(epoch, loss if "{}_{}" not in name else 5)
+        file.parent.mkdir(exist_ok=True)
+        torch.save({**tree, "epoch": epoch}, file)
+    (tmp_path / "own.yaml").write_text(draft_page(draft(tmp_path)))
+    run = Run.open(tmp_path, str(tmp_path / "own.yaml"))
+    assert run.steps() == [20, 40, 60]
+    surgery.apply(run, surgery.plan(run, from_data({"rollback": {"to": 40}})))
+    assert Run.open(tmp_path, str(tmp_path / "own.yaml")).steps() == [20, 40]
 
 
 def test_a_damaged_file_and_another_programs_are_left_out_by_name(tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ def draft(run: Path) -> Draft:
             next="-C RUN    RUN is the folder that holds the saved steps",
         )
     first = max(main, key=lambda group: (group.numbered, len(group.steps), -len(group.pattern)))
+    if _counts_otherwise(first, read):
+        read = {first.by_its_contents(): read[first]}
+        (first,) = read
     page: dict[str, Any] = {"name": run.resolve().name}
     if not first.numbered:
         page |= _number(first, read[first], unsure)
@@ -72,10 +75,21 @@ def draft(run: Path) -> Draft:
         unsure += [
             f"{name} is of no step: if a restart loads it, it is a `last`" for name in others
         ]
-    page |= _pointer(run, first)
+    page |= _pointer(run, first, unsure)
     if "pointer" not in page and "last" not in page:
         unsure.append("there is no pointer: a restart is taken to load the highest step")
     return Draft(page, unsure)
+
+
+def _counts_otherwise(group: Group, read: Mapping[Group, Contents]) -> bool:
+    """Whether the files, which are all of a step, hold another step than the number in their name,
+    which nothing calls the step: that of an epoch. A folder may hold more of a step, and keeps its
+    number."""
+    alone = [each for each, content in read.items() if content.keys] == [group]
+    if not alone or "{step}" not in group.pattern.rpartition("/")[2] or group.is_called_step:
+        return False
+    inside = [value for field, _, value in read[group].counters if field == ITERATION]
+    return bool(inside) and all(abs(value - group.last) > 1 for value in inside)
 
 
 def saves(run: Path) -> Iterator[Path]:
@@ -129,8 +143,9 @@ def _number(group: Group, content: Contents, unsure: list[str]) -> dict[str, Any
     return {"number": list(counters[0])}
 
 
-def _pointer(run: Path, group: Group) -> dict[str, Any]:
-    """A short text in the run that names a saved step by its number or by its name."""
+def _pointer(run: Path, group: Group, unsure: list[str]) -> dict[str, Any]:
+    """A short text in the run that names a saved step by its number or by its name; one that names
+    a file with what was measured can't be described, and is said."""
     for path in _listed(run):
         if path.suffix in NO_POINTER or not path.is_file() or path.suffix in TORCH:
             continue
@@ -138,6 +153,8 @@ def _pointer(run: Path, group: Group) -> dict[str, Any]:
             continue
         if pattern := group.named_in(text(path) or ""):
             return {"pointer": {"file": path.name, "text": pattern}}
+        if "*" in group.pattern and group.newest.name in (text(path) or ""):
+            unsure.append(f"{path.name} names {group.newest.name}: after a rollback, correct it")
     return {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +18,12 @@ WORDS = {
     EPOCH: re.compile(r"(epoch|ep|e)[-_=.]*$", re.I),
 }
 """What stands before a number that is one of these."""
+MEASURE = re.compile(
+    r"(?P<name>=|(?:loss|acc|accuracy|ppl|perplexity|bleu|f1|auc|score|reward|metric|mse|mae|wer|cer"
+    r"|err|error|psnr|iou|map|lr)[-_=]*)-?(?:\d+\.\d+(?:e[-+]?\d+)?|nan|inf)(?![A-Za-z\d])",
+    re.I,
+)
+"""What was measured at a step, in the name of its file: no digit of it counts anything."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,18 @@ class Group:
     files: tuple[Path, ...]
     roles: tuple[str, ...]
 
+    def by_its_contents(self) -> Group:
+        """The same files with a step that no name has."""
+        other = "number" if EPOCH in self.roles else EPOCH
+        return replace(self, roles=tuple(other if role == STEP else role for role in self.roles))
+
+    @cached_property
+    def is_called_step(self) -> bool:
+        """Whether the number that is taken for the step is called so, and no other thing."""
+        path = _measured(self.files[0], self.run)
+        at = list(DIGITS.finditer(path))[self.roles.index(STEP)].start()
+        return WORDS[STEP].search(path[:at]) is not None
+
     @property
     def numbered(self) -> bool:
         """Whether a number of the path is the step."""
@@ -37,7 +55,7 @@ class Group:
     @cached_property
     def pattern(self) -> str:
         """The path from the run, as a page has it."""
-        return self._written(self.files[0].relative_to(self.run).as_posix(), self.roles)
+        return self._written(_measured(self.files[0], self.run), self.roles)
 
     def _written(self, path: str, roles: Sequence[str]) -> str:
         left = iter(roles)
@@ -50,7 +68,7 @@ class Group:
 
     def step(self, file: Path) -> int:
         """The number of the step of one of the files; -1 where no name has it."""
-        found = DIGITS.findall(file.relative_to(self.run).as_posix())
+        found = DIGITS.findall(_measured(file, self.run))
         return int(found[self.roles.index(STEP)]) if self.numbered else -1
 
     @cached_property
@@ -74,7 +92,7 @@ class Group:
         if not self.numbered:
             return None
         for file in self.files:
-            names = file.relative_to(self.run).parts
+            names = _measured(file, self.run).split("/")
             for name in (name for name in names if DIGITS.search(name) and name in text):
                 before = len(DIGITS.findall("/".join(names[: names.index(name)])))
                 roles = self.roles[before : before + len(DIGITS.findall(name))]
@@ -86,18 +104,23 @@ class Group:
         return None
 
 
+def _measured(file: Path, run: Path) -> str:
+    """The path from the run, with `*` for what was measured."""
+    return MEASURE.sub(r"\g<name>*", file.relative_to(run).as_posix())
+
+
 def groups(run: Path, files: Iterable[Path]) -> list[Group]:
     """The files in groups, those of many first."""
     alike: dict[str, list[Path]] = defaultdict(list)
     for file in files:
-        alike[DIGITS.sub("#", file.relative_to(run).as_posix())].append(file)
+        alike[DIGITS.sub("#", _measured(file, run))].append(file)
     made = [Group(run, tuple(sorted(each)), _roles(run, sorted(each))) for each in alike.values()]
     return sorted(made, key=lambda group: (-len(group.files), group.pattern))
 
 
 def _roles(run: Path, files: Sequence[Path]) -> tuple[str, ...]:
     """What each number of these paths is."""
-    paths = [file.relative_to(run).as_posix() for file in files]
+    paths = [_measured(file, run) for file in files]
     before = [paths[0][: number.start()] for number in DIGITS.finditer(paths[0])]
     columns = list(zip(*map(DIGITS.findall, paths), strict=True))
     words = [next((role for role, word in WORDS.items() if word.search(b)), "") for b in before]
