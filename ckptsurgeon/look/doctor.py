@@ -88,6 +88,8 @@ def _rate(run: Run, state: State) -> list[Finding]:
     receipts, schedule = standing(run.receipts()), state.schedule
     set_here = [r for r in receipts if SCHEDULE & (r.recipe.get("set") or {}).keys()]
     under_way = schedule is not None and int(schedule["num_steps"]) < int(schedule["decay_steps"])
+    if schedule is not None and not schedule["num_steps"]:
+        under_way = bool(state.promise.adam_step)  # else every update so far was skipped
     if not set_here and not under_way:
         return []
     next = command("show", why="where the rate and the position of its schedule are kept")

@@ -179,6 +179,16 @@ def test_a_next_rate_of_0_is_found(trained: Trained) -> None:
     assert (found.what, str(found.next)) == (what, "ckptsurgeon show")
 
 
+def test_a_rate_of_0_before_the_first_update_is_that_of_a_warm_up(trained: Trained) -> None:
+    """As where a loss scale was too high from the start: the updates were skipped."""
+    root = trained()
+    run = Run.open(root)
+    recipe = {"set": {"position": 0}, "reset": ["moments"]}
+    surgery.apply(run, plan(run, from_data(recipe)))
+    shutil.rmtree(root / ".ckptsurgeon")
+    assert not any("learning rate" in found.what for found in diagnose(Run.open(root)))
+
+
 def test_a_decay_that_ended_at_0_is_the_end_of_a_run(trained: Trained) -> None:
     root = trained()
     run = Run.open(root)
