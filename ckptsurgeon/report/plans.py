@@ -197,7 +197,7 @@ def done(
     lines = []
     if receipt.promise is not None:
         changed = {change.field for change in receipt.changes}
-        text += f"; {_verdict(receipt.promise, changed)}"
+        text += f"; {_verdict(receipt.promise, changed, _fresh(receipt))}"
         lines = reasons(receipt.promise, style, {"lr", *changed})
     lines.insert(0, f"{style.paint('done:', GREEN)} {text}")
     back = back or command("undo", receipt.id)
@@ -220,9 +220,15 @@ def _restored(receipt: Receipt) -> str:
     return f"; {what} {_RESTORED.get(receipt.restored, _RESTORED[''])} {receipt.undoes}{but}"
 
 
-def _verdict(values: Promise, changed: Collection[str]) -> str:
+def _fresh(receipt: Receipt) -> bool:
+    """Whether all moments begin anew; not where a reset was narrowed to some."""
+    asked = "moments" in (receipt.recipe.get("reset") or ())
+    return asked and receipt.undoes is None and not receipt.recipe.get("moments")
+
+
+def _verdict(values: Promise, changed: Collection[str], fresh: bool) -> str:
     """What was read back from the disk of the fields that were `changed`, as far as a trainer is
-    bound; lr where nothing that the next update uses was."""
+    bound, and of moments that are `fresh`; lr where nothing that the next update uses was."""
     if not values.asked:
         return f"written, and read back; {NOT_ASKED}"
     if values.lr == 0 and (values.rewarm or ("",))[0] == HOLD:
@@ -237,6 +243,7 @@ def _verdict(values: Promise, changed: Collection[str]) -> str:
         return "verified on disk"
     silent = {*COUNTED, *(["lr"] if "lr" in values.not_known else [])}
     shown = [item for name, item in items if name in changed and name not in silent]
+    shown += ["fresh moments"] * fresh
     if "lr" in values.not_known:
         known = f"verified on disk{': ' if shown else ''}{', '.join(shown[:MANY])}"
         return f"{known}; what lr step {values.step} uses is not known here"

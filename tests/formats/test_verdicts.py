@@ -141,6 +141,8 @@ def test_a_trainer_that_was_asked_is_verified_by_the_field_that_was_set(tmp_path
         ({"set": {"beta2": 0.9}}, "verified: step 5 uses beta 0.9, 0.9"),
         ({"set": {"eps": 1e-6}}, "verified: step 5 uses eps 1e-06"),
         ({"set": {"lr": "0.5x"}}, "verified: step 5 uses lr "),
+        ({"reset": ["moments"]}, "verified: step 5 uses fresh moments"),
+        ({"reset": ["moments"], "set": {"eps": 1e-5}}, "verified: step 5 uses eps 1e-05, fresh"),
         ({"rollback": {"to": 2}}, "verified: step 3 uses lr "),
     ):
         run = Run.open(root)
