@@ -184,6 +184,19 @@ def test_words_stay_inside_and_off_each_other(size: tuple[float, float]) -> None
     assert "NaN" in words and "10k" in words
 
 
+@pytest.mark.parametrize("last", [math.nan, math.inf, 2.0])
+def test_a_branch_that_was_left_says_what_it_ended_in(last: float) -> None:
+    points = [(step, {"loss": 2.0}, math.nan) for step in range(1, 150)]
+    points += [(step, {"loss": last}, math.nan) for step in range(150, 201)]
+    points += [(step, {"loss": 1.9}, math.nan) for step in range(101, 301)]
+    told = timeline_of(of_rows(points, Path("log")), None)
+    left = tuple(replace(item, to=100, receipt="0001") for item in told.left)
+    figure = _Sheet(replace(told, left=left), "steps", LIGHT, WIDE).figure()
+    words = {text.get_text() for text in figure.findobj(Text)}
+    says = {"then NaN", "then Inf"} & words
+    assert says == {math.isnan(last): {"then NaN"}, math.isinf(last): {"then Inf"}}.get(True, set())
+
+
 # --- formats -------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@ is."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,22 @@ def no_numbers(axes: Any, bands: Sequence[tuple[float, float]], y: Any, theme: T
             (a + b) / 2, 0.5, "NaN" if np.isnan(y).any() else "Inf", fontsize=NORMAL,
             transform=axes.get_xaxis_transform(), color=theme.bad, fontweight="bold", ha="center",
             va="center", zorder=8, bbox=ground(theme),
+        )  # fmt: skip
+
+
+def left_off(
+    axes: Any, x: float, y: float, last: float, theme: Theme, late: Callable[[float, str], bool]
+) -> None:
+    """A cross at the last number of a branch that was left, and what came after it if its `last`
+    loss is none. Its band would lie on the line that is kept."""
+    axes.plot([x], [y], "x", color=theme.bad, markersize=8, markeredgewidth=2, zorder=7)
+    if not math.isfinite(last):
+        words = f"then {'NaN' if math.isnan(last) else 'Inf'}"
+        left = late(x, words)
+        axes.annotate(
+            words, (x, y), xytext=(-7 if left else 7, 0), textcoords="offset points",
+            fontsize=SMALL, color=theme.bad, ha="right" if left else "left", va="center",
+            zorder=8, bbox=ground(theme),
         )  # fmt: skip
 
 

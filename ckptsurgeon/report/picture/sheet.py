@@ -258,11 +258,12 @@ class _Sheet:
             span = self.low, self.high
             marks.beyond(axes, at[begun], whole[begun], found, self.theme, span, self._late)
         marks.no_numbers(axes, lost(at, whole, self.high - self.low), whole, self.theme)
-        for _, x, y in ends:
+        for left, x, y in ends:
             good = np.flatnonzero(np.isfinite(y))
             if len(good):
-                axes.plot([x[good[-1]]], [y[good[-1]]], "x", color=self.theme.bad, markersize=8,
-                          markeredgewidth=2, zorder=7)  # fmt: skip
+                at_end = float(x[good[-1]]), float(y[good[-1]])
+                last = float(left.curves[LOSS].values[-1])
+                marks.left_off(axes, *at_end, last, self.theme, self._late)
         for arrow in packed:
             self._draw(axes, arrow, 1 - room + 0.5 * each + each * arrow.row)
 
