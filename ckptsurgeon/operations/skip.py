@@ -89,7 +89,7 @@ class Skip(Section):
         places = checkpoint.locate("skip")
         if not places:
             raise self._kept_nowhere(run, checkpoint, new_ranges)
-        warnings += _past(run, new_ranges, checkpoint.state(), done)
+        warnings += [*_ends(new_ranges), *_past(run, new_ranges, checkpoint.state(), done)]
         for place in places:
             old = [(int(first), int(last)) for first, last in place.value]
             new = self.ranges_after(old)
@@ -135,6 +135,14 @@ class Skip(Section):
         if settings.consumed_samples is not None:
             return settings.consumed_samples
         return state.needed("consumed_samples").consumed_samples or 0
+
+
+def _ends(asked: Sequence[tuple[int, int]]) -> list[str]:
+    """A note on two iterations that may have been meant as the ends of a range."""
+    match asked:
+        case [(a, b), (c, d)] if a == b and c == d and b + 1 < c:
+            return [f"only the iterations {a} and {c} are passed over; {a}-{c} is the range"]
+    return []
 
 
 def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
