@@ -55,10 +55,13 @@ TIMES = ("wall_time", "timestamp", "_timestamp", "time", "created_at")
 
 
 def found(names: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
-    """Signal → its name among `names`; `own` is the user's word and wins."""
+    """Signal → its name among `names`; `own` is the user's word and wins. A name that is known to
+    the letter comes before one that is known but for capitals, blanks and hyphens."""
     chosen = {}
+    alike = {_folded(name): name for name in sorted(names, reverse=True)}
     for signal, known in NAMES.items():
         name = own.get(signal) or next((name for name in known if name in names), None)
+        name = name or next((alike[n] for n in map(_folded, known) if n in alike), None)
         if name is not None and name in names:
             chosen[signal] = name
     return chosen
@@ -67,7 +70,11 @@ def found(names: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
 def plain(name: str) -> str:
     """A name without what trackers and trainers add to it: the run before it in an export of W&B
     (`run - train/loss`), capitals, and blanks or hyphens for underscores."""
-    return re.sub(r"[ -]", "_", name.rpartition(" - ")[2].strip().lower())
+    return _folded(name.rpartition(" - ")[2])
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[ -]", "_", name.strip().lower())
 
 
 def commonest(counts: Mapping[str, int], own: Mapping[str, str]) -> dict[str, list[str]]:
