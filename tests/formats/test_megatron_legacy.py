@@ -390,9 +390,9 @@ def test_each_rank_of_a_layer_wise_optimizer_has_its_file(
     take_back(root, before)
     name = "layer_wise_optimizer_1.pt"
     scaled = torch.load(rank / name, weights_only=True)
-    scaled["optimizer"]["state"][1]["exp_avg_scale"] = torch.ones(1)
+    scaled["optimizer"]["state"][1]["exp_avg_amax"] = torch.ones(1)
     torch.save(scaled, rank / name)
-    with pytest.raises(SurgeryError, match=r"no known optimizer keeps exp_avg_scale \(of 1\)"):
+    with pytest.raises(SurgeryError, match=r"no known optimizer keeps exp_avg_amax \(of 1\)"):
         surgery.plan(Run.open(root), from_data({"reset": ["moments"]}))
     (rank / name).unlink()
     missing = look.verify(Run.open(root)).findings

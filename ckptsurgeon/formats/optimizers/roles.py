@@ -35,7 +35,7 @@ WORDS = {
     "what rounding left": "kahan_comp",
     "code": "state1 state2 exp_avg::quantized exp_avg_sq::quantized",
     "scale of codes": "absmax1 absmax2 max1 max2 new_max1 new_max2 exp_avg::scales "
-    "exp_avg_sq::scales",
+    "exp_avg_sq::scales exp_avg_scale exp_avg_sq_scale",
     "code book": "qmap1 qmap2",
     "shape of the state": "dimension reduced shape one_sided expressions mask "
     "precondition_frequency shampoo_beta",
