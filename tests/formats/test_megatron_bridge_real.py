@@ -329,6 +329,7 @@ def test_what_it_prints_and_logs_is_compared_with_the_promise(run: Maker, tmp_pa
     words = " ".join(json.loads(agreed.stdout)["word"]["agrees"])
     assert "consumed samples 40" in words and "global batch size 8" in words
     assert call("verify", "--tb", new / "tb", "-C", root).exit_code == 0
+    (old / "log").touch()  # what was not written to since the surgery is refused
     for stale in (["--log", old / "log"], ["--tb", old / "tb"]):
         assert call("verify", *stale, "-C", root).exit_code == 4
 
