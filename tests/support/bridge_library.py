@@ -7,16 +7,15 @@ ModelOpt (no model is quantized), Energon and datasets (the data is made), LoRA 
 from __future__ import annotations
 
 import sys
-import types
 from contextlib import nullcontext
 from importlib import import_module
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
 
 from tests.support import apex_adam, newest_megatron
 from tests.support.cpu_rank import cpu_parts
+from tests.support.declared import put
 
 SOURCES = newest_megatron.beside("sources")
 PACKAGES = ("megatron.bridge", "megatron.bridge.models", "megatron.bridge.models.hf_pretrained")
@@ -32,7 +31,7 @@ def load() -> None:
     import_module("transformers")
     import_module("megatron.training.checkpointing")  # it looks for ModelOpt, too
     for name in PACKAGES:
-        _put(name, [str(SOURCES / name.replace(".", "/"))])
+        put(name, [str(SOURCES / name.replace(".", "/"))])
     _declare()
     models = sys.modules["megatron.bridge.models"]
     for module, provider in (
@@ -63,33 +62,22 @@ def _declare() -> None:
         """What ModelOpt does to a model that it has not changed."""
 
     for name in ("modelopt", "modelopt.torch", "modelopt.torch.opt", "modelopt.torch.distill"):
-        _put(name, [])
-    _put(
+        put(name, [])
+    put(
         "modelopt.torch.opt.plugins", [],
         restore_modelopt_state=nothing, save_modelopt_state=nothing,
         save_sharded_modelopt_state=nothing,
     )  # fmt: skip
-    _put("modelopt.torch.distill.plugins", [])
-    _put(
+    put("modelopt.torch.distill.plugins", [])
+    put(
         "modelopt.torch.distill.plugins.megatron", [],
         get_tensor_shapes_adjust_fn_for_distillation=nothing,
     )  # fmt: skip
-    _put("datasets", [], load_dataset=None, concatenate_datasets=None, Dataset=object)
-    _put("datasets.builder", [])
-    _put(
+    put("datasets", [], load_dataset=None, concatenate_datasets=None, Dataset=object)
+    put("datasets.builder", [])
+    put(
         "megatron.energon", [],
         WorkerConfig=object, get_savable_loader=None, get_train_dataset=None,
     )  # fmt: skip
     import_module("megatron.bridge.peft")
-    _put("megatron.bridge.peft.lora", [], LoRA=type("LoRA", (), {}))
-
-
-def _put(name: str, folders: list[str], **held: Any) -> None:
-    module = types.ModuleType(name)
-    module.__spec__ = ModuleSpec(name, None, is_package=True)
-    module.__path__ = folders
-    vars(module).update(held)
-    sys.modules[name] = module
-    parent, _, last = name.rpartition(".")
-    if parent:
-        setattr(sys.modules[parent], last, module)
+    put("megatron.bridge.peft.lora", [], LoRA=type("LoRA", (), {}))

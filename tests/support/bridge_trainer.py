@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from tests.support import bridge_loop
-from tests.support.cpu_rank import cpu_rank
+from tests.support.cpu_rank import cpu_rank, end_workers
 
 
 def main() -> None:
@@ -31,9 +30,7 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(json.dumps(used), flush=True)
     finally:
-        for worker in multiprocessing.active_children():  # a fork ends without atexit
-            worker.terminate()
-            worker.join()
+        end_workers()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -54,6 +55,13 @@ def cpu_rank() -> Iterator[None]:
     with OnCpu():
         yield
     dist.destroy_process_group()
+
+
+def end_workers() -> None:
+    """Those of megatron-core's writer: a rank that was forked ends without atexit."""
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+        worker.join()
 
 
 def cpu_parts() -> None:

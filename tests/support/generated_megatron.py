@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tests.support import megatron_llama
-from tests.support.cpu_rank import cpu_rank
+from tests.support.cpu_rank import cpu_rank, end_workers
 
 
 def main(told: list[dict[str, Any]]) -> None:
@@ -35,7 +35,7 @@ def main(told: list[dict[str, Any]]) -> None:
             megatron_llama.train(root, step, args, [step])
             parallel_state.destroy_model_parallel()
             end_groups()
-    megatron_llama.end_workers()
+    end_workers()
 
 
 def end_groups() -> None:

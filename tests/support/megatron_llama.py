@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support import apex_adam, llamas, megatron_real, newest_megatron
-from tests.support.cpu_rank import cpu_parts, cpu_rank
+from tests.support.cpu_rank import cpu_parts, cpu_rank, end_workers
 
 SHAPE = {
     "num_layers": llamas.LAYERS, "hidden_size": llamas.HIDDEN, "num_query_groups": llamas.KV_HEADS,
@@ -203,13 +203,6 @@ def main() -> None:
             print(json.dumps(seen))
         parallel_state.destroy_model_parallel()
     end_workers()
-
-
-def end_workers() -> None:
-    """Those of megatron-core's writer."""
-    for worker in torch.multiprocessing.active_children():
-        worker.terminate()
-        worker.join()
 
 
 if __name__ == "__main__":

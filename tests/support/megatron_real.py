@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint
 
 from tests.support import apex_adam, newest_megatron
-from tests.support.cpu_rank import cpu_parts, cpu_rank
+from tests.support.cpu_rank import cpu_parts, cpu_rank, end_workers
 
 BATCH = 8
 GPT = {
@@ -379,9 +378,7 @@ def main() -> None:
                     print(json.dumps(told))
             else:
                 torch.save(gather(root, args), root.with_name(f"{root.name}.pt"))
-    for worker in multiprocessing.active_children():  # a rank that was forked ends without atexit
-        worker.terminate()
-        worker.join()
+    end_workers()
 
 
 if __name__ == "__main__":

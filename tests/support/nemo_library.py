@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from importlib import import_module
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 
 from tests.support import apex_adam
 from tests.support.cpu_rank import OnCpu, cpu_parts
+from tests.support.declared import put
 from tests.support.newest_megatron import beside
 
 SOURCES, BESIDE = beside("sources"), beside("nemo")
@@ -48,7 +48,7 @@ def load() -> None:
     _declare()
     import_module("nemo")
     for name in PACKAGES:
-        _put(name, [str(SOURCES / name.replace(".", "/"))])
+        put(name, [str(SOURCES / name.replace(".", "/"))])
     _declare_inside()
     import_module("nemo.lightning")
     cpu_parts()
@@ -85,15 +85,15 @@ def _cpu() -> None:
 def _declare() -> None:
     local = "nvidia_resiliency_ext.ptl_resiliency.local_checkpoint_callback"
     for name in ("hydra", "hydra.core", "nvidia_resiliency_ext", local.rpartition(".")[0]):
-        _put(name, [])
-    _put(local, [], LocalCheckpointCallback=type("Local", (), {}))
-    _put("hydra.utils", [], get_original_cwd=None, instantiate=None)
-    _put("hydra.core.hydra_config", [], HydraConfig=object)
+        put(name, [])
+    put(local, [], LocalCheckpointCallback=type("Local", (), {}))
+    put("hydra.utils", [], get_original_cwd=None, instantiate=None)
+    put("hydra.core.hydra_config", [], HydraConfig=object)
     store = type("ConfigStore", (), {"instance": classmethod(lambda cls: cls()), "store": _nothing})
-    _put("hydra.core.config_store", [], ConfigStore=store)
-    _put("hydra._internal", [])
-    _put("hydra._internal.utils", [], _run_hydra=None, get_args_parser=None)
-    _put("hydra.types", [], TaskFunction=object)
+    put("hydra.core.config_store", [], ConfigStore=store)
+    put("hydra._internal", [])
+    put("hydra._internal.utils", [], _run_hydra=None, get_args_parser=None)
+    put("hydra.types", [], TaskFunction=object)
     loggers: Any = import_module("lightning.pytorch.loggers")
     for name in ("NeptuneLogger", "MLFlowLogger", "WandbLogger"):
         if not hasattr(loggers, name):
@@ -102,32 +102,21 @@ def _declare() -> None:
 
 def _declare_inside() -> None:
     common = "nemo.collections.common"
-    _put("nemo.core.classes", [], Dataset=object)
-    _put(f"{common}.tokenizers", [])
-    _put(f"{common}.tokenizers.tokenizer_spec", [], TokenizerSpec=object)
-    _put(f"{common}.tokenizers.tokenizer_utils", [], get_nmt_tokenizer=None)
-    _put(f"{common}.callbacks", [], EMA=type("EMA", (), {}))
-    _put(f"{common}.callbacks.ipl_epoch_stopper", [], IPLEpochStopper=object)
-    _put(
+    put("nemo.core.classes", [], Dataset=object)
+    put(f"{common}.tokenizers", [])
+    put(f"{common}.tokenizers.tokenizer_spec", [], TokenizerSpec=object)
+    put(f"{common}.tokenizers.tokenizer_utils", [], get_nmt_tokenizer=None)
+    put(f"{common}.callbacks", [], EMA=type("EMA", (), {}))
+    put(f"{common}.callbacks.ipl_epoch_stopper", [], IPLEpochStopper=object)
+    put(
         f"{LLM}.modelopt.model_utils", [],
         save_modelopt_state=_nothing, restore_modelopt_state=_nothing,
     )  # fmt: skip
-    _put(f"{LLM}.modelopt.distill", [])
-    _put(
+    put(f"{LLM}.modelopt.distill", [])
+    put(
         f"{LLM}.modelopt.distill.utils", [],
         get_tensor_shapes_adjust_fn_for_distillation=_nothing,
     )  # fmt: skip
     silent = ModuleType("nemo.lightning.one_logger_callback")
     vars(silent)["OneLoggerNeMoCallback"] = type("Silent", (), {})
     sys.modules[silent.__name__] = silent
-
-
-def _put(name: str, folders: list[str], **held: Any) -> None:
-    module = ModuleType(name)
-    module.__spec__ = ModuleSpec(name, None, is_package=True)
-    module.__path__ = folders
-    vars(module).update(held)
-    sys.modules[name] = module
-    parent, _, last = name.rpartition(".")
-    if parent:
-        setattr(sys.modules[parent], last, module)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ import torch.distributed as dist
 import yaml
 
 from tests.support import nemo_loop
+from tests.support.cpu_rank import end_workers
 from tests.support.nemo_library import Unpinned
 
 
@@ -33,9 +33,7 @@ def main() -> None:
         print("\n" + json.dumps(used), flush=True)
         dist.destroy_process_group()
     finally:
-        for worker in multiprocessing.active_children():  # a fork ends without atexit
-            worker.terminate()
-            worker.join()
+        end_workers()
 
 
 if __name__ == "__main__":
