@@ -47,6 +47,7 @@ class Rollback(Section):
 
     key: ClassVar[str] = "rollback"
     leaves_newer: ClassVar[bool] = True
+    leads: ClassVar[bool] = True
 
     to: Annotated[
         int,
@@ -80,6 +81,7 @@ class Repair(Section):
     """The pointers name step `to`, or the newest complete checkpoint; no checkpoint moves."""
 
     key: ClassVar[str] = "repair_latest"
+    leads: ClassVar[bool] = True
 
     to: Annotated[
         int | None,

@@ -35,6 +35,8 @@ class Section(Fields):
     """Whether it makes tensors of others, which the workers of a cluster may do."""
     leaves_newer: ClassVar[bool] = False
     """Whether the steps after `target` leave the run."""
+    leads: ClassVar[bool] = False
+    """Whether the trainer is to load `target` next, even where nothing of it changes."""
 
     def check(self, recipe: Recipe) -> None:
         """Raise UsageError for values that can't be meant together, or beside the other sections:
@@ -112,3 +114,8 @@ class Recipe:
     def leaves_newer(self) -> bool:
         """Whether newer steps leave the run."""
         return any(section.leaves_newer for section in self.given.values())
+
+    @property
+    def leads(self) -> bool:
+        """Whether the trainer is to load the step that a section names."""
+        return any(section.leads for section in self.given.values())

@@ -11,7 +11,6 @@ from ckptsurgeon.files.one_look import one_look
 from ckptsurgeon.formats.fields.known_globals import refuse_unknown
 from ckptsurgeon.formats.fields.trees import rounded
 from ckptsurgeon.hints import again, command
-from ckptsurgeon.operations.rollback import Repair
 from ckptsurgeon.operations.section import Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange, Aside, Change, NewStep, Rewrite
 from ckptsurgeon.plans.log_fields import LOG_FIELDS
@@ -73,8 +72,7 @@ def _plan(run: Run, recipe: Recipe, allow_globals: Collection[str]) -> Plan:
         changes += [change for change in new_changes if not _idle(change)]
         warnings += sentences
     refuse_conflicts(by_section)
-    leads = recipe.leaves_newer or Repair in recipe.given
-    if leads or any(change.field not in LOG_FIELDS for change in changes):
+    if recipe.leads or any(change.field not in LOG_FIELDS for change in changes):
         changes += _rivals(run, recipe, step, changes)
     if any(isinstance(change, Change) or change.field == "latest" for change in changes):
         refuse_unknown(checkpoint.globals(), allow_globals)
