@@ -199,10 +199,8 @@ def _head(earlier: _Earlier, point: int, marks: Marks, history: History) -> Segm
     if marks.saved_at is not None:
         chosen, reached = _by_time(earlier, chosen, point, marks.saved_at)
         if reached is not None:
-            history.warnings.append(
-                f"{reached.name}: its last event is at step {reached.hi}; "
-                f"events up to {point} were lost"
-            )
+            if reached.hi + reached.interval <= point:
+                history.warnings.append(_gap(reached, point, f"after {reached.name}"))
             return reached
     elif chosen:
         later = order[earlier.place(chosen[-1]) + 1 :]
@@ -317,8 +315,7 @@ def _holder(
         history.warnings.append(
             f"the logs end at step {last}: nothing in them is after step {point}"
             if last < point
-            else f"no events from {furthest.hi + 1} to {point} before {what}: "
-            "iterations that were skipped, or events that a killed job lost"
+            else _gap(furthest, point, f"before {what}")
         )
     return furthest
 
@@ -340,6 +337,15 @@ def _furthest(earlier: _Earlier, end: int, point: int, newest: Segment) -> Segme
 def _day(moment: float) -> str:
     when = datetime.datetime.fromtimestamp(moment, datetime.timezone.utc)
     return when.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _gap(segment: Segment, point: int, where: str) -> str:
+    """What is missing, and what may be why: the logs do not tell it. A file that was cut looks like
+    one whose writer was killed."""
+    return (
+        f"no events from {segment.hi + 1} to {point} {where}: "
+        "iterations that were skipped or not logged, or events that a killed job lost"
+    )
 
 
 def _branch(segment: Segment) -> str:
