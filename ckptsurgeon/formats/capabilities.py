@@ -82,6 +82,11 @@ class NamesGroups(Capability, ABC):
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """Every place of `key` in the param groups, with the names of the group's parameters."""
 
+    def of_group(self, key: str, place: Place, value: Any) -> list[Setting]:
+        """What to write so that the group of `place` has `value` of `key`, at every step. Raises
+        SurgeryError where its trainer sets the value anew, by what is kept for all groups."""
+        return [Setting(key, place, value)]
+
 
 class NamesMoments(Capability, ABC):
     """It says whose the elements of its moments are."""

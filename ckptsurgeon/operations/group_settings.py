@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.expressions import matching
-from ckptsurgeon.formats import Checkpoint, Place
+from ckptsurgeon.formats import Checkpoint, Place, Setting
 from ckptsurgeon.formats.capabilities import NamesGroups
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.hints import command
+from ckptsurgeon.operations import taken
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import EPS, RATE, SHARE
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.section import Changes, Recipe, Section
+from ckptsurgeon.plans.edits import AnyChange
 from ckptsurgeon.run.run import Run
 
 PLURAL = {"beta1": ("betas", 0), "beta2": ("betas", 1), "beta3": ("betas", 2)}
@@ -90,12 +92,15 @@ class GroupSettings(Section):
         for key, value in self.given().items():
             name, index = PLURAL.get(key, (key, None))
             for place in _matching(checkpoint, name, self.params):
-                for spot, new in _new(checkpoint, name, place, value):
-                    if index is None:
-                        setter.put(name, spot, new)
-                    else:
-                        setter.put_nth(name, spot, index, value)
+                if index is not None:
+                    setter.put_nth(name, place, index, value)
+                    continue
+                for setting in _new(checkpoint, name, place, value):
+                    setter.put(*setting)
         return list(setter.changes.values()), []
+
+    def refuse_untaken(self, changes: Sequence[AnyChange], after: Checkpoint) -> None:
+        taken.refuse_untaken(self.given(), changes, after)
 
 
 def _name(key: str) -> str:
@@ -127,12 +132,10 @@ def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
     return out
 
 
-def _new(
-    checkpoint: Checkpoint, key: str, place: Place, value: float
-) -> Iterator[tuple[Place, Any]]:
-    """The place with its new value; of lr, also what a scheduler computes it from."""
+def _new(checkpoint: Checkpoint, key: str, place: Place, value: float) -> Iterator[Setting]:
+    """The place with its new value, and what its trainer computes that from."""
     if key != "lr":
-        yield place, value
+        yield from NamesGroups.of(checkpoint).of_group(key, place, value)
         return
     index = checkpoint.group_of(place)
     beside = checkpoint.beside(place, "initial_lr")
@@ -145,14 +148,16 @@ def _new(
         )
     peak = float(before) if before else float(place.value)
     if not schedulers or not peak:
-        yield place, value
+        yield Setting(key, place, value)
         if before and place.value:
-            yield Place(place.file, beside, before), before * (value / place.value)
+            initial = Place(place.file, beside, before)
+            yield Setting(key, initial, before * (value / place.value))
         return
-    yield place, place.value * (value / peak)
-    yield Place(place.file, beside, before), value
+    yield Setting(key, place, place.value * (value / peak))
+    yield Setting(key, Place(place.file, beside, before), value)
     for scheduler in schedulers:
         for name, factor in (("base_lrs", None), ("_last_lr", value / peak)):
             path = (*scheduler.path, name, index)
             old = checkpoint.value(scheduler.file, path)
-            yield Place(scheduler.file, path, old), value if factor is None else old * factor
+            new = value if factor is None else old * factor
+            yield Setting(key, Place(scheduler.file, path, old), new)

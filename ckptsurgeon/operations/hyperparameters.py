@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -11,6 +11,7 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.formats.schedules.rampup import resized
+from ckptsurgeon.operations import taken
 from ckptsurgeon.operations.batch import batch_changes, ramp_of
 from ckptsurgeon.operations.counters import COUNTERS, counter_changes
 from ckptsurgeon.operations.key import Key
@@ -25,6 +26,7 @@ from ckptsurgeon.operations.limits import (
 )
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.operations.setter import Setter, short
+from ckptsurgeon.plans.edits import AnyChange
 from ckptsurgeon.run.run import Run
 
 DECAY_STYLES = ("constant", "linear", "cosine")
@@ -232,6 +234,9 @@ class Hyperparameters(Section):
             more, notes = batch_changes(run, checkpoint, self.batch_size, ramp)
             changes, warnings = [*changes, *more], [*warnings, *notes]
         return [*setter.changes.values(), *changes], [*setter.warnings, *warnings]
+
+    def refuse_untaken(self, changes: Sequence[AnyChange], after: Checkpoint) -> None:
+        taken.refuse_untaken(self.given(), changes, after)
 
 
 def _present(state: State) -> dict[str, float | None]:

@@ -6,6 +6,7 @@ stays as it is, and applying it twice changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -60,6 +61,10 @@ class Section(Fields):
         Raises SurgeryError, with the trainer's flag to use instead, for what the format can't
         keep."""
         return [], []
+
+    def refuse_untaken(self, changes: Sequence[AnyChange], after: Checkpoint) -> None:
+        """Raise SurgeryError where the next step would not use what was asked for. `changes` are
+        those of this section, and `after` is the checkpoint after all of the recipe."""
 
     def reads(self, run: Run, step: int) -> list[Path]:
         """The files beside those of the edited `step` that `changes` relies on. A plan keeps what

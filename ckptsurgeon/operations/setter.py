@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 from collections.abc import Sequence
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, Place
-from ckptsurgeon.formats.capabilities import AdjustsGroups, NamesGroups
+from ckptsurgeon.formats.capabilities import AdjustsGroups
 from ckptsurgeon.formats.schedules.check import refuse_computed
-from ckptsurgeon.hints import Hint, command
+from ckptsurgeon.hints import command
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.run.run import Run
 
@@ -76,26 +75,9 @@ class Setter(PlaceChanges):
                     "with weight decay 0 in every group, no group shows which should decay: only "
                     "undo can restore it"
                 )
-            if not places and value != 0:
-                raise SurgeryError(
-                    "every param group has weight decay 0, so none shows which should decay",
-                    next=self._decay_by_name(value),
-                )
         own = AdjustsGroups.optional(self.checkpoint)
         for place in places:
             self.put(key, place, value if own is None else own.in_group(key, place, value))
-
-    def _decay_by_name(self, value: float) -> Hint:
-        """How a weight decay gets into groups of which none has one."""
-        named = NamesGroups.optional(self.checkpoint)
-        with contextlib.suppress(SurgeryError):  # of one whose file does not say them
-            if named is not None and named.of_parameters("weight_decay"):
-                words = ("set", f"weight_decay={short(value)}", "--params", "weight")
-                return command(*words, why="of the groups whose parameters' names match")
-        return (
-            "set weight_decay in param_groups in the trainer's code, once the checkpoint is "
-            "loaded: what the code sets before is replaced on resume"
-        )
 
     def setting(self, key: str, value: float) -> None:
         """A number that the param groups hold under a name of its own, or as the n-th of several:

@@ -76,16 +76,19 @@ def _plan(run: Run, recipe: Recipe, allow_globals: Collection[str]) -> Plan:
         changes += _rivals(run, recipe, step, changes)
     if any(isinstance(change, Change) or change.field == "latest" for change in changes):
         refuse_unknown(checkpoint.globals(), allow_globals)
-    after = checkpoint.after(changes, run.root).state()
+    ahead = checkpoint.after(changes, run.root)
+    for section, (_, new_changes) in zip(sections, by_section, strict=True):
+        section.refuse_untaken(new_changes, ahead)
+    after = ahead.state()
     title = _title(run, sections, step)
     edited = any(change.field not in LOG_FIELDS for change in changes)
     stay = _stay(run, changes)
     if edited:
         refuse_shadowed(run, step, after.promise.step - 1, stay)
-    ahead = [str(saved) for saved in stay if saved >= after.promise.step]
-    if edited and ahead:
+    later = [str(saved) for saved in stay if saved >= after.promise.step]
+    if edited and later:
         warnings.append(
-            f"already saved at or after the next step: {' '.join(ahead)}; the trainer will "
+            f"already saved at or after the next step: {' '.join(later)}; the trainer will "
             "overwrite them, and undo can't bring them back"
         )
     if changes:

@@ -271,6 +271,25 @@ def test_a_weight_decay_or_a_schedule_lasts_under_the_newer_scheduler(
         resume(tmp_path, **NEWER)
 
 
+def test_a_weight_decay_that_no_group_takes_is_given_to_them_by_name(tmp_path: Path) -> None:
+    """The scheduler has one, and multiplies it by 0 for each group."""
+    make(tmp_path, **NEWER, undecayed=True)
+    with pytest.raises(SurgeryError, match="every param group has weight decay 0") as refused:
+        plan(Run.open(tmp_path), from_data({"set": {"weight_decay": 0.3}}))
+    assert "set weight_decay=0.3 --params ." in str(refused.value.next)
+    operate(tmp_path, set_params={"params": ".", "weight_decay": 0.3})
+    held = resume(tmp_path, **NEWER, undecayed=True)
+    assert held["weight_decay"] == held["later_weight_decay"] == pytest.approx((0.3, 0.3, 0.3))
+
+
+def test_a_group_keeps_its_share_of_the_schedulers_weight_decay(tmp_path: Path) -> None:
+    make(tmp_path, **NEWER)
+    operate(tmp_path, set_params={"params": r"^0\.weight", "weight_decay": 0.05})
+    operate(tmp_path, set={"weight_decay": 0.3})
+    held = resume(tmp_path, **KEEP)
+    assert held["weight_decay"] == held["later_weight_decay"] == pytest.approx((0.15, 0.3, 0))
+
+
 def test_the_newer_schedule_is_as_if_born_with_it(tmp_path: Path) -> None:
     make(tmp_path / "run", **NEWER)
     operate(tmp_path / "run", set=SCHEDULE)

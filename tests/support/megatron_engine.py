@@ -25,9 +25,10 @@ DEFAULT: dict[str, Any] = {
     "lr_decay_style": "cosine", "lr_decay_tokens": None, "override_lr_scheduler": False,
     "use_checkpoint_lr_scheduler": False, "lr_warmup_tokens": None, "weight_decay": 0.1,
     "newer": False, "global_batch_size": BATCH, "train_iters": None, "lr_warmup_iters": 0,
-    "lr_decay_iters": None,
+    "lr_decay_iters": None, "undecayed": False,
 }  # fmt: skip
-"""The command line; `newer` is the scheduler of deepspeedai/Megatron-DeepSpeed."""
+"""The command line; `newer` is the scheduler of deepspeedai/Megatron-DeepSpeed, and `undecayed`
+what that makes of its groups at ZeRO 3: it takes each weight for a bias, as none has elements."""
 BY_ITERATIONS: dict[str, Any] = {
     "train_iters": 60, "lr_warmup_iters": 4, "lr_decay_iters": 40, "lr_warmup_samples": 0,
     "lr_decay_samples": None,
@@ -223,7 +224,8 @@ def build(args: Namespace) -> Any:
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
     for group in groups if args.newer else ():
-        group |= {"wd_mult": float(group["weight_decay"] != 0), "lr_mult": 1.0}
+        decays = group["weight_decay"] != 0 and not args.undecayed
+        group |= {"wd_mult": float(decays), "lr_mult": 1.0}
     scheduler = OptimizerParamScheduler if args.newer else AnnealingLR
     optimizer = ApexAdam(groups, lr=args.lr, betas=(0.9, 0.95), eps=1e-8)
     config = {

@@ -77,6 +77,10 @@ class ScheduledCheckpoint(TorchSchedulers, DcpCheckpoint, AdjustsGroups):
             )
         return value
 
+    def of_group(self, key: str, place: Place, value: Any) -> list[Setting]:
+        """Refused for what `in_group` refuses."""
+        return [Setting(key, place, self.in_group(key, place, value))]
+
     # --- meaning ---------------------------------------------------------------------------------
 
     def several(self) -> int:

@@ -14,14 +14,14 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, get
-from ckptsurgeon.formats.capabilities import BoundToRanks, NamesGroups
+from ckptsurgeon.formats.capabilities import AdjustsGroups, BoundToRanks, NamesGroups
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.deepspeed import optimizer, parallel
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.fields.columns import Places
 from ckptsurgeon.formats.fields.constants import GROUP
 from ckptsurgeon.formats.fields.understood import understood
-from ckptsurgeon.formats.fields.values import Place, StateDict
+from ckptsurgeon.formats.fields.values import Place, Setting, StateDict
 from ckptsurgeon.formats.megatron.options import BATCH
 from ckptsurgeon.formats.places.moments import ALL
 from ckptsurgeon.formats.schedules import annealing, deepspeed
@@ -57,7 +57,7 @@ STAGES: Mapping[Any, int] = {"disabled": 0, "optimizer_states": 1, "gradients": 
 
 
 @dataclass
-class DeepSpeedShards(Checkpoint, BoundToRanks, NamesGroups):
+class DeepSpeedShards(Checkpoint, AdjustsGroups, BoundToRanks, NamesGroups):
     """One `global_step<N>` with its trees: model files and optimizers, and the fields in them."""
 
     def __post_init__(self) -> None:
@@ -217,6 +217,31 @@ class DeepSpeedShards(Checkpoint, BoundToRanks, NamesGroups):
         if not groups or any(number not in groups for number in numbers):
             raise NamesGroups.lacking(self)
         return [(tuple(groups[int(n)]), p) for n, p in zip(numbers, places, strict=True)]
+
+    def of_group(self, key: str, place: Place, value: Any) -> list[Setting]:
+        """OptimizerParamScheduler gives a group its weight decay after each step: `wd_mult` of the
+        group makes it of the scheduler's."""
+        schedule = self.annealed() or {}
+        if key != "weight_decay" or "end_wd" not in schedule:
+            return super().of_group(key, place, value)
+        end = schedule["end_wd"]
+        mults = self.at(place.file, self.beside(place, "wd_mult"))
+        if not end or not mults or schedule.get("wd_incr_style") != "constant":
+            raise SurgeryError(
+                "the scheduler sets the weight decay of every group after each step, and its own "
+                f"is {end:g}" + ("" if not end else ", and grows"),
+                next="set wd_mult in param_groups in the trainer's code, once the checkpoint is "
+                "loaded: the scheduler multiplies its weight decay by it",
+            )
+        return [Setting(key, place, value), Setting("wd_mult", mults[0], value / end)]
+
+    def in_group(self, key: str, place: Place, value: Any) -> Any:
+        """As OptimizerParamScheduler gives it to the group after each step."""
+        schedule = self.annealed() or {}
+        if not key == place.path[-1] == "weight_decay" or "end_wd" not in schedule:
+            return value
+        mult = self.value(place.file, self.beside(place, "wd_mult"))
+        return value if mult is None else value * mult
 
     def state_dicts(self) -> list[StateDict]:
         """Of the shards, and of the universal copy."""

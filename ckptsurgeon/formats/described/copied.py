@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import capabilities as can
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.fields.values import Blob, Conversion, Part, Place, Strip
+from ckptsurgeon.formats.fields.values import Blob, Conversion, Part, Place, Setting, Strip
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.plans.edits import AnyChange, Append, Change, Content
 
@@ -145,6 +145,10 @@ class Copied(
     def in_group(self, key: str, place: Place, value: Any) -> Any:
         """By the one that has the place."""
         return can.AdjustsGroups.of(self.having(place)).in_group(key, place, value)
+
+    def of_group(self, key: str, place: Place, value: Any) -> list[Setting]:
+        """By the one that has the place."""
+        return can.NamesGroups.of(self.having(place)).of_group(key, place, value)
 
     def contradictions(self) -> list[str]:
         """Those of each, and a promise that differs."""

@@ -28,7 +28,7 @@ from ckptsurgeon.formats.megatron.shards import MegatronShards
 from ckptsurgeon.formats.schedules import megatron, names
 from ckptsurgeon.formats.schedules.annealing import present_rate
 from ckptsurgeon.formats.schedules.check import samples_of
-from ckptsurgeon.formats.schedules.megatron import in_proportion
+from ckptsurgeon.formats.schedules.megatron import in_proportion, multiplier
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import AnyChange
 
@@ -162,7 +162,11 @@ class MegatronCheckpoint(
             return batch.rebatch(self, self.args(), size, ramp, own_config)
 
     def in_group(self, key: str, place: Place, value: Any) -> Any:
-        """µP makes the eps of a hidden group from --adam-eps, as it makes its rate from --lr."""
+        """µP makes the eps of a hidden group from --adam-eps, as it makes its rate from --lr; the
+        scheduler gives each group its share of one weight decay."""
+        of_group = str(place.path[-1]).rpartition(".")[2] == "weight_decay"
+        if key == "weight_decay" and of_group and self.schedule() is not None:
+            return value * multiplier(self.group_around(place))
         if key != "eps":
             return value
         main = self.all_groups()[self.main()].get("eps")

@@ -88,7 +88,7 @@ def weight_decay(state: Mapping[str, Any], group: Mapping[str, Any]) -> float:
     A group's own `start_wd` and `end_wd` win. Raises KeyError if none are saved."""
     start = float(group.get("start_wd", state["start_wd"]))
     end = float(group.get("end_wd", state["end_wd"]))
-    mult = float(group.get("wd_mult", group.get("pre_wd_mult", 1.0)))
+    mult = multiplier(group)
     now, steps, style = value(state, "position"), state["wd_incr_steps"], state["wd_incr_style"]
     if now > steps or style == "constant":
         return end * mult
@@ -103,6 +103,11 @@ def weight_decay(state: Mapping[str, Any], group: Mapping[str, Any]) -> float:
             next=command("verify", why="list every impossible value"),
         )
     return (start + coefficient * (end - start)) * mult
+
+
+def multiplier(group: Mapping[str, Any]) -> float:
+    """The share of the scheduler's weight decay that a param group gets."""
+    return float(group.get("wd_mult", group.get("pre_wd_mult", 1.0)))
 
 
 def in_proportion(own: float, old: float, new: float) -> float:
