@@ -21,6 +21,7 @@ from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.logs.tensorboard.event_file import DROPPED, Index
 from ckptsurgeon.logs.tensorboard.frame import Opened
 from ckptsurgeon.logs.tensorboard.scalars import column
+from ckptsurgeon.transaction.home import NOTE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,11 +113,13 @@ def of_folders(
     trains `per_step` of them.
 
     `own` gives the tags of signals that their names don't tell. Folders that follow one another in
-    time are one training; of those that were written at the same time the one with most points of
-    the loss is read. Raises SurgeryError when the lineage can't be proven (see `lineage`)."""
+    time are one training, whenever a surgery put a note into one of them; of those that were
+    written at the same time the one with most points of the loss is read. Raises SurgeryError when
+    the lineage can't be proven (see `lineage`)."""
     logs = []
     for folder in folders:
-        files = [event_file.scan(path, salvage=True) for path in event_file.files(folder)]
+        written = [path for path in event_file.files(folder) if not path.name.endswith(NOTE)]
+        files = [event_file.scan(path, salvage=True) for path in written]
         files = [index for index in files if len(index)]
         logs.append(_Log(folder, files, _tags(files, own, ITERATION)))
     having = [log for log in logs if LOSS in log.tags]

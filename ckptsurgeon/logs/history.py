@@ -28,6 +28,25 @@ OVERLAP = 5.0
 """Seconds that two jobs may overlap before they are two trainings in one directory."""
 
 
+class Ended(str):
+    """A sentence that files go no further than `last` on the way to `point`, where an event follows
+    another by `interval`. It holds for the files of one folder, and may not hold for the run: each
+    start may log into a folder of its own."""
+
+    last: int
+    interval: int
+    point: int
+
+    def __new__(cls, text: str, furthest: Segment, point: int) -> Ended:
+        self = super().__new__(cls, text)
+        self.last, self.interval, self.point = furthest.hi, furthest.interval, point
+        return self
+
+    def before(self, step: int) -> str:
+        """What is missing where the first event after it is at `step`."""
+        return _missing(self.last, step - 1, "in any log folder")
+
+
 @dataclass
 class History:
     """Segments in the order in which they were written, the ones that lead to N with their bounds
@@ -200,7 +219,8 @@ def _head(earlier: _Earlier, point: int, marks: Marks, history: History) -> Segm
         chosen, reached = _by_time(earlier, chosen, point, marks.saved_at)
         if reached is not None:
             if reached.hi + reached.interval <= point:
-                history.warnings.append(_gap(reached, point, f"after {reached.name}"))
+                gap = _gap(reached, point, f"after {reached.name}")
+                history.warnings.append(Ended(gap, reached, point))
             return reached
     elif chosen:
         later = order[earlier.place(chosen[-1]) + 1 :]
@@ -312,8 +332,9 @@ def _holder(
         )
     if holder is None:
         last = earlier.furthest[-1]
+        ends = f"the logs end at step {last}: nothing in them is after step {point}"
         history.warnings.append(
-            f"the logs end at step {last}: nothing in them is after step {point}"
+            Ended(ends, furthest, point)
             if last < point
             else _gap(furthest, point, f"before {what}")
         )
@@ -342,8 +363,12 @@ def _day(moment: float) -> str:
 def _gap(segment: Segment, point: int, where: str) -> str:
     """What is missing, and what may be why: the logs do not tell it. A file that was cut looks like
     one whose writer was killed."""
+    return _missing(segment.hi, point, where)
+
+
+def _missing(last: int, point: int, where: str) -> str:
     return (
-        f"no events from {segment.hi + 1} to {point} {where}: "
+        f"no events from {last + 1} to {point} {where}: "
         "iterations that were skipped or not logged, or events that a killed job lost"
     )
 

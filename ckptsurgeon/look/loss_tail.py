@@ -18,7 +18,7 @@ from ckptsurgeon.logs import signals
 from ckptsurgeon.logs.axis import ITERATION, axis
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS
 from ckptsurgeon.logs.tensorboard import event_file
-from ckptsurgeon.logs.tensorboard.event_file import Index
+from ckptsurgeon.logs.tensorboard.event_file import BORN, Index
 from ckptsurgeon.logs.tensorboard.frame import Opened, first_good
 from ckptsurgeon.logs.tensorboard.scalars import few
 from ckptsurgeon.look.histories import histories
@@ -88,9 +88,26 @@ def _event_files(run: Run) -> list[Path]:
 
 
 def _newest(files: Sequence[Path]) -> list[Path]:
-    """The newest files of the folder that was written to last, oldest first."""
-    dated = sorted((path.stat().st_mtime_ns, path) for path in files)
-    return [path for _, path in dated if path.parent == dated[-1][1].parent][-FILES:]
+    """The newest files of the folder that was written to last, oldest first, after those of folders
+    that were written before it: each start of a trainer may begin one. Of folders that were written
+    at the same time the last one counts."""
+    folders: dict[Path, list[tuple[int, Path]]] = {}
+    for path in files:
+        folders.setdefault(path.parent, []).append((path.stat().st_mtime_ns, path))
+    chosen: list[Path] = []
+    begun = math.inf
+    for dated in sorted(map(sorted, folders.values()), key=lambda dated: dated[-1], reverse=True):
+        if dated[-1][0] <= begun:
+            chosen = [*(path for _, path in dated), *chosen]
+            begun = min((_begun(path) for _, path in dated), default=begun)
+    return chosen[-FILES:]
+
+
+def _begun(path: Path) -> float:
+    """The end of the second in which its writer began, by its name, in nanoseconds; -inf where that
+    does not say it."""
+    found = BORN.search(path.name)
+    return (int(found[0]) + 1) * 1e9 if found else -math.inf
 
 
 @dataclass(frozen=True)

@@ -97,11 +97,13 @@ class _Carried:
 def _events(run: Run, source: Run, marks: Marks) -> _Carried:
     """The event files."""
     from ckptsurgeon.logs import cut
+    from ckptsurgeon.logs.event_folder import of_all
 
     changes: list[AnyChange] = []
     warnings: list[str] = []
     taken: set[Path] = set()
-    for folder in source.logs.folders():
+    folders = source.logs.folders()
+    for folder in folders:
         here = _counterpart(run, source, folder)
         made, sentences = cut.copies(folder, here, run.root, marks)
         taken |= {here / name for name in made}
@@ -112,7 +114,7 @@ def _events(run: Run, source: Run, marks: Marks) -> _Carried:
     own = (run.root / file for file in run.logs.event_files())
     left = [file for file in own if file not in taken]
     asides: list[AnyChange] = [Aside(run.relative(file), TENSORBOARD) for file in left]
-    return _Carried(taken, [*asides, *changes], warnings)
+    return _Carried(taken, [*asides, *changes], of_all(warnings, folders))
 
 
 def _others(run: Run, source: Run, marks: Marks) -> _Carried:

@@ -148,6 +148,7 @@ def cut_or_rename(
     counts: list[Counts] = []
     branch = _branch(run, section.branch)
     if cut_at is not None and sources:
+        from ckptsurgeon.logs.event_folder import of_all
         from ckptsurgeon.logs.printed.families import late
         from ckptsurgeon.logs.source import Cut
 
@@ -162,6 +163,7 @@ def cut_or_rename(
             made, sentences = source.cut(cut)
             changes += made
             warnings += sentences
+        warnings = of_all(warnings, run.logs.folders())
     if section.rename:
         from ckptsurgeon.logs.source import NewNames
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -141,14 +142,21 @@ class Logs(Section):
         return changes, [*warnings, *sentences]
 
     def record(self, run: Run, recipe: Recipe, step: int | None, title: str) -> list[AnyChange]:
-        """The surgery as a text in the first log that has a place for one, unless the recipe says
-        no; not behind a cut that it makes, where the same cut would find it."""
+        """The surgery as a text, unless the recipe says no, in a log that has a place for one: that
+        which ends soonest after the step, where each start of the trainer began a log, or else the
+        first. It is not behind a cut that the surgery makes, where the same cut would find it."""
         events = recipe[TensorBoard]
         steps = [at for at in (step, events.after, self.after) if at is not None]
         if not events.note or not steps:
             return []
         text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
-        for source in run.log_sources():
+        ends = {
+            source: [
+                s.last for s in source.streams() if s.last is not None and s.last >= min(steps)
+            ]
+            for source in run.log_sources()
+        }
+        for source in sorted(ends, key=lambda source: min(ends[source], default=math.inf)):
             if note := source.note(min(steps), text, time.time()):
                 return note
         return []
