@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon import report
@@ -242,14 +243,28 @@ def _resume(run: Run, plan: Plan) -> Hint:
         return command("relaunch")
     from ckptsurgeon.launch.flags import takes_flags
 
-    read = f"then {command('verify', '--log', 'FILE')} reads what it prints"
+    read = f"then {_read_back(run)}"
     if takes_flags(run):
         return f"start its trainer with what {command('relaunch', '--print-flags')} says; {read}"
+    if plan.undoes is not None:
+        return f"restart its trainer with the command that you used before {plan.undoes}; {read}"
     if plan.warnings:
         return (
             f"restart its trainer with the same command, unless a note above says otherwise; {read}"
         )
     return f"restart its trainer with the same command; {read}"
+
+
+def _read_back(run: Run) -> str:
+    """How to hold the trainer to the promise: by its event files, where it prints no rate."""
+    from ckptsurgeon.logs.printed.families import MUTE
+
+    folders = run.logs.folders() if run.format.name in MUTE else []
+    if not folders:
+        return f"{command('verify', '--log', 'FILE')} reads what it prints"
+    above = Path(os.path.commonpath([folder.parent for folder in folders]))
+    shown = min(os.path.relpath(above), str(above), key=len)
+    return f"{command('verify', '--tb', shown)} reads what it logs"
 
 
 def show(run: Run, plan: Plan, common: Common, then: Hint = "") -> None:

@@ -163,7 +163,15 @@ class KeepsOpaque(ABC):
         """Whether a file of a step is one of them."""
 
 
-class Paged(ABC):
+class LogsBeside(ABC):
+    """A trainer that logs outside of the folder in which it saves."""
+
+    @abstractmethod
+    def log_folders(self, run: Path) -> Sequence[str]:
+        """Where event files are looked for, from the run, if its settings do not say."""
+
+
+class Paged(LogsBeside):
     """A format that a page describes."""
 
     @property
@@ -175,10 +183,6 @@ class Paged(ABC):
     @abstractmethod
     def nameless(self, run: Path) -> str:
         """Why a file that could be a step by its name is none, in a sentence; "" without such."""
-
-    @abstractmethod
-    def log_folders(self, run: Path) -> Sequence[str]:
-        """Where event files are looked for, from the run, if its settings do not say."""
 
     @abstractmethod
     def forked(self, said: str, folder: Path) -> str:

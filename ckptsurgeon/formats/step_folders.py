@@ -14,6 +14,14 @@ from ckptsurgeon.formats.layout import Format
 NUMBERED = re.compile(r"(?P<name>.*?)(?P<number>\d{1,18})")
 
 
+def number_of(name: str) -> int | None:
+    """The step that a file or folder of a step is named after, whatever trainer saved it: before it
+    may be an epoch, and after it a rank, which are lower. What was measured (`loss=0.44`) is none.
+    """
+    numbers = re.findall(r"\d{1,18}", re.sub(r"\d+\.\d+", "", name))
+    return max(map(int, numbers), default=None)
+
+
 class StepFolders(Format, ABC):
     """A format says by `is_step` which folders are steps."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -28,6 +27,9 @@ from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange
 from ckptsurgeon.run.other import open_other
 from ckptsurgeon.run.run import Run
+
+if TYPE_CHECKING:
+    from ckptsurgeon.logs.source import LogSource
 
 
 @dataclass(frozen=True)
@@ -142,24 +144,29 @@ class Logs(Section):
         return changes, [*warnings, *sentences]
 
     def record(self, run: Run, recipe: Recipe, step: int | None, title: str) -> list[AnyChange]:
-        """The surgery as a text, unless the recipe says no, in a log that has a place for one: that
-        which ends soonest after the step, where each start of the trainer began a log, or else the
-        first. It is not behind a cut that the surgery makes, where the same cut would find it."""
+        """The surgery as a text, unless the recipe says no, in a log that has a place for one.
+        Where each start of the trainer began a log, it is the one that ends soonest after the step,
+        or else last. It is not behind a cut that the surgery makes, where the same cut would find
+        it."""
         events = recipe[TensorBoard]
         steps = [at for at in (step, events.after, self.after) if at is not None]
         if not events.note or not steps:
             return []
         text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
-        ends = {
-            source: [
-                s.last for s in source.streams() if s.last is not None and s.last >= min(steps)
-            ]
-            for source in run.log_sources()
-        }
-        for source in sorted(ends, key=lambda source: min(ends[source], default=math.inf)):
+        ends = {source: _ends(source) for source in run.log_sources()}
+
+        def far(source: LogSource) -> tuple[bool, int]:
+            reached = [end for end in ends[source] if end >= min(steps)]
+            return (False, min(reached)) if reached else (True, -max(ends[source], default=0))
+
+        for source in sorted(ends, key=far):
             if note := source.note(min(steps), text, time.time()):
                 return note
         return []
+
+
+def _ends(source: LogSource) -> list[int]:
+    return [stream.last for stream in source.streams() if stream.last is not None]
 
 
 # --- commands ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Format
-from ckptsurgeon.formats.layout import Paged
+from ckptsurgeon.formats.layout import LogsBeside
 from ckptsurgeon.plans.edits import Move, relative
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run import strangers
@@ -69,7 +69,7 @@ class LogFolders:
     def roots(self) -> list[Path]:
         """Where they are looked for: the folders of the settings, links among them resolved, or
         the root. Raises UsageError for one that holds the run and much else."""
-        usual = self.format.log_folders(self.root) if isinstance(self.format, Paged) else ["."]
+        usual = self.format.log_folders(self.root) if isinstance(self.format, LogsBeside) else ["."]
         named = self.settings.get("tensorboard", list(usual))
         names = named if isinstance(named, list) else [named]
         return [self._real(str(item)) for item in names]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from ckptsurgeon.formats import Checkpoint, Format, State
 from ckptsurgeon.formats.layout import CleansUp, resumes
 from ckptsurgeon.formats.optimizers import pages
 from ckptsurgeon.formats.optimizers.table import TABLE, Known
+from ckptsurgeon.formats.step_folders import number_of
 from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.plans.edits import Move, relative
 from ckptsurgeon.plans.plan import Fingerprint, Receipt
@@ -189,12 +189,11 @@ class Run:
 
     def _in_attic(self, step: int) -> list[Hint]:
         """Where a step is that a surgery in force took away, as a hint."""
-        name = re.compile(rf"\D*0*{step}(\.\w+)?")
         in_force = receipts.standing(self.receipts())
         for receipt in reversed(in_force):
             moves = (edit for edit in receipt.inverse if isinstance(edit, Move))
             kept = (edit for edit in moves if (self.root / edit.src).exists())  # not pruned
-            if any(name.fullmatch(Path(edit.dst).name) for edit in kept):
+            if any(number_of(Path(edit.dst).name) == step for edit in kept):
                 words = ("undo", receipt.id) if receipt is in_force[-1] else ("log",)
                 return [command(*words, why=f"{receipt.id} moved step {step} to the attic")]
         return []

@@ -42,7 +42,7 @@ def without_saved_again(
     if as_they_are and rest:
         return replace(receipt, inverse=rest), files, [file for file in anew if file not in stay]
     surgery = next((each for each in run.receipts() if each.id == receipt.undoes), receipt)
-    hints = _by_values(surgery, undone=surgery is not receipt)
+    hints = _by_values(run, surgery, undone=surgery is not receipt)
     if rest:
         hints.append(again(AS_THEY_ARE, why="brings back the rest, and leaves this step"))
     raise SurgeryError(
@@ -102,9 +102,10 @@ def _rewritten(run: Run, receipt: Receipt, steps: Sequence[Files]) -> list[str]:
     return [file for file in files if any(file in step for step in steps)]
 
 
-def _by_values(surgery: Receipt, *, undone: bool) -> list[Hint]:
-    """The command that sets, in what is saved now, what the surgery set back to what it was; where
-    it was undone, the one that sets it again. None where it did more than to set values."""
+def _by_values(run: Run, surgery: Receipt, *, undone: bool) -> list[Hint]:
+    """The command that sets, in what is saved now, what the surgery set back to what it was, and
+    the one that does so at its step; where it was undone, those that set it again. None where it
+    did more than to set values."""
     settings = surgery.recipe.get("set")
     if not isinstance(settings, Mapping) or surgery.recipe.keys() - {"set", "why"}:
         return []
@@ -113,7 +114,12 @@ def _by_values(surgery: Receipt, *, undone: bool) -> list[Hint]:
         return []
     pairs = [f"{key}={value}" for key, value in zip(settings, values, strict=True)]
     why = "does it again" if undone else f"as it was before {surgery.id}"
-    return [command("set", *pairs, why=f"{why}, in what is saved now")]
+    hints: list[Hint] = [command("set", *pairs, why=f"{why}, in what is saved now")]
+    if surgery.step in run.steps() and surgery.step != run.latest():
+        there = [word for pair in pairs for word in ("--set", pair)]
+        back = f"{why}, without what was trained since"
+        hints.append(command("rollback", "--to", surgery.step, *there, why=back))
+    return hints
 
 
 def _before(receipt: Receipt, key: str, value: object) -> object | None:

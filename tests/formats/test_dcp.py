@@ -29,6 +29,7 @@ from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from tests.support.dcp_trainers import Trainer, _titan_state, olmo, resumed_titan, torchtitan
+from tests.support.event_logs import write_log
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -57,6 +58,20 @@ def test_what_was_set_is_what_the_next_step_uses(tmp_path: Path, old: bool) -> N
     assert trainer.used()["lr"] == [pytest.approx(2e-3 / 6)] * 2
     take_back(root, before)
     assert resumed_titan(root, old=old).used()["adam_step"] == [6] * 4
+
+
+def test_the_log_folder_beside_its_steps_is_the_runs(tmp_path: Path) -> None:
+    """torchtitan has `checkpoint` and `tb` in its `dump_folder`, unless it is told otherwise."""
+    root = torchtitan(tmp_path / "checkpoint")
+    log = write_log(tmp_path / "tb" / "20261129-0224", [2.0] * 6, tag="loss_metrics/avg_loss")
+    before = snapshot(tmp_path)
+    operate(root, {"rollback": {"to": 4}})
+    assert [stream.last for s in Run.open(root).log_sources() for stream in s.streams()] == [4]
+    assert list((tmp_path / "tb").glob("*/cut-0001/*tfevents*"))
+    surgery.apply(Run.open(root), surgery.plan_undo(Run.open(root)))
+    assert snapshot(tmp_path) == before
+    assert Run.open(root).logs.all() == [log]
+    assert Run.open(root.rename(tmp_path / "of_two_runs")).logs.all() == []
 
 
 def test_a_version_that_keeps_no_rates_needs_the_flag(tmp_path: Path) -> None:

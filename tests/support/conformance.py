@@ -20,6 +20,7 @@ from ckptsurgeon.formats import FIELDS, Checkpoint, Part, Place, capabilities
 from ckptsurgeon.formats.capabilities import Capability, NamesMoments, blobs
 from ckptsurgeon.formats.detect import detect
 from ckptsurgeon.formats.layout import HasHazards
+from ckptsurgeon.formats.step_folders import number_of
 from ckptsurgeon.formats.tensors.stretches import by_parameter
 from ckptsurgeon.look.doctor import diagnose
 from ckptsurgeon.recipe.file import from_data
@@ -62,6 +63,12 @@ def entries_of_one_step_are_of_no_other(root: Path) -> None:
     for step in run.format.steps(root):
         for entry in run.format.entries(root, step):
             assert owners.setdefault(entry, step) == step
+
+
+def a_step_that_left_is_found_by_its_name(root: Path) -> None:
+    run = Run.open(root)
+    for step in run.format.steps(root):
+        assert step in {number_of(entry.name) for entry in run.format.entries(root, step)}
 
 
 def a_step_without_a_shard_is_not_complete(root: Path) -> None:
@@ -221,6 +228,7 @@ LAWS: tuple[Callable[[Path], None], ...] = (
     it_is_recognized,
     steps_ascend_and_have_folders_and_files,
     entries_of_one_step_are_of_no_other,
+    a_step_that_left_is_found_by_its_name,
     a_step_without_a_shard_is_not_complete,
     places_are_in_files_and_read_as_their_value,
     the_places_that_win_are_what_the_next_step_uses,

@@ -63,8 +63,9 @@ def whole(trainer: Trainer) -> None:
 
 
 def refused(trainer: Trainer, error: SurgeryError, receipt: Receipt) -> None:
-    """The file is named, nothing was changed, and where values were set, the command sets them
-    back in what is saved now."""
+    """The file is named, nothing was changed, and where values were set, one command sets them back
+    in what is saved now, and another one where the surgery was, if the trainer went on from there.
+    """
     names = {path.name for step in trainer.run().steps()
              for path in trainer.run().format.files(trainer.root, step)}  # fmt: skip
     assert any(name in error.what for name in names)
@@ -74,6 +75,13 @@ def refused(trainer: Trainer, error: SurgeryError, receipt: Receipt) -> None:
         values = {key: float(value) for key, value in pairs.items()}
         assert values.keys() == receipt.recipe["set"].keys()
         assert plan(trainer.run(), from_data({"set": values})).promise is not None
+        run, step = trainer.run(), receipt.step
+        rollbacks = [h for h in error.hints if isinstance(h, Command) and h.words[0] == "rollback"]
+        assert len(rollbacks) == (step in run.steps() and step != run.latest())
+        if rollbacks:
+            assert rollbacks[0].words[1:3] == ("--to", str(step))
+            back = plan(run, from_data({"rollback": {"to": step}, "set": values}))
+            assert back.promise is not None and back.promise.step == step + 1
     else:
         assert "set" not in receipt.recipe or "rollback" in receipt.recipe
 

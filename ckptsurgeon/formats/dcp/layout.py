@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files import json_text
@@ -23,7 +23,7 @@ from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
 from ckptsurgeon.formats.fields.shard_files import opened, read_shards
 from ckptsurgeon.formats.fields.understood import problem
 from ckptsurgeon.formats.fields.values import Rival, State
-from ckptsurgeon.formats.layout import FindsStep, Format
+from ckptsurgeon.formats.layout import FindsStep, Format, LogsBeside
 from ckptsurgeon.formats.step_folders import files_below, folders_in
 from ckptsurgeon.hints import Hint, command
 
@@ -31,7 +31,7 @@ CONFIG = "config.json"
 """What OLMo-core's ConfigSaverCallback leaves in each step."""
 
 
-class Torchtitan(Format, FindsStep):
+class Torchtitan(Format, FindsStep, LogsBeside):
     """`<root>/step-<N>/` with `.metadata` and `.distcp` files."""
 
     name = "torchtitan"
@@ -49,6 +49,14 @@ class Torchtitan(Format, FindsStep):
     folder_name = "step-{}"
     inner = ""
     optimizer = "optimizer."
+    beside: ClassVar[tuple[str, str]] = ("checkpoint", "../tb")
+    """What it calls the folder of its steps (`checkpoint.folder`), and from there that of its event
+    files (`metrics.save_tb_folder`), both in `dump_folder`."""
+
+    def log_folders(self, run: Path) -> Sequence[str]:
+        """The run, and the trainer's usual log folder where both have their usual names."""
+        name, logs = self.beside
+        return (".", logs) if run.name == name and (run / logs).is_dir() else (".",)
 
     def recognizes(self, run: Path) -> bool:
         """True with a step's folder that has a `.metadata` where this trainer puts it."""

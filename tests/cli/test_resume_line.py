@@ -1,0 +1,53 @@
+"""The line of a surgery that says how the run goes on, and how its trainer is checked."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.conftest import Surgeon
+from tests.support.event_logs import write_log
+from tests.support.lightning_files import lightning
+from tests.support.tiny_run import make_run
+
+
+def resume(stdout: str) -> str:
+    (line,) = (line for line in stdout.splitlines() if line.startswith("  resume "))
+    return line
+
+
+def test_an_undo_takes_the_command_back_too(surgeon: Surgeon, tmp_path: Path) -> None:
+    """What a note told the user to give, the trainer is not to get after the undo."""
+    root = make_run(tmp_path / "run", (4, 8))
+    done = surgeon("rollback", "--to", "4", "--set", "beta2=0.9", "--yes", "-C", root)
+    assert "restart its trainer with the same command" in resume(done.stdout)
+    for command, id in (("undo", "0001"), ("redo", "0002")):
+        line = resume(surgeon(command, "--yes", "-C", root).stdout)
+        assert f"restart its trainer with the command that you used before {id}; then" in line
+
+
+def test_a_trainer_that_prints_no_rate_is_read_by_what_it_logs(
+    surgeon: Surgeon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "my run" / "checkpoints"
+    for step in (2, 4):
+        lightning(root, step, torch.zeros(1))
+    write_log(root.parent / "logs" / "version_0", [2.0] * 4, first=0, tag="train_loss")
+    monkeypatch.chdir(root)
+    line = resume(surgeon("set", "lr=5e-4", "--yes").stdout)
+    found = re.search(r"ckptsurgeon (verify --tb .*?) reads what it logs$", line)
+    assert found and found[1] == "verify --tb ../logs"
+    new = root.parent / "logs" / "version_1"
+    write_log(new, [5e-4] * 2, first=4, tag="lr-AdamW", wall=time.time())
+    assert surgeon(*shlex.split(found[1])).exit_code == 0
+
+
+def test_without_event_files_its_output_is_asked_for(surgeon: Surgeon, tmp_path: Path) -> None:
+    lightning(tmp_path / "checkpoints", 2, torch.zeros(1))
+    done = surgeon("set", "lr=5e-4", "--yes", "-C", tmp_path / "checkpoints")
+    assert "verify --log FILE reads what it prints" in resume(done.stdout)
