@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.fields.skipped import Range
 from ckptsurgeon.formats.fields.values import (
     Blob,
     Conversion,
@@ -186,6 +187,15 @@ class AdjustsGroups(Capability, ABC):
     @abstractmethod
     def in_group(self, key: str, place: Place, value: Any) -> Any:
         """What `value` of `key`, given for all param groups, becomes in the one of `place`."""
+
+
+class SkipsByFlag(Capability, ABC):
+    """It keeps the command line with which its trainer passes over iterations, and decides none."""
+
+    @abstractmethod
+    def with_skipped(self, ranges: Sequence[Range], step: int) -> list[Range]:
+        """`ranges` of iterations, and what the saved command line passes over after `step`: the
+        flag that has them takes its place. As `advise_skip` of the format takes them."""
 
 
 class CountsMore(Capability, ABC):

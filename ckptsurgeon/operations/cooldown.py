@@ -111,7 +111,7 @@ class Cooldown(Section):
                 f"the next step's rate is {lr:g}, so it can't go down to {self.to:g}",
                 next=lower if lr > 0 else again,
             )
-        samples = samples_to(run, recipe, state, steps)
+        samples = samples_to(run, recipe, checkpoint, steps)
         settings, warnings = Cools.of(checkpoint).cooldown(
             Decay(steps, samples, self.shape, self.to)
         )
@@ -149,10 +149,10 @@ def refuse_both(recipe: Recipe, key: str) -> None:
         )
 
 
-def samples_to(run: Run, recipe: Recipe, state: State, steps: int) -> int | None:
+def samples_to(run: Run, recipe: Recipe, checkpoint: Checkpoint, steps: int) -> int | None:
     """The samples that the next `steps` trained iterations take; None where the checkpoint counts
     no samples. Skipped iterations are not counted."""
-    settings, skips = recipe[Hyperparameters], recipe[Skip]
+    settings, skips, state = recipe[Hyperparameters], recipe[Skip], checkpoint.state()
     state.needed("consumed_samples", "batch_size", "rampup", "skip")
     if state.batch_size is None or state.promise.consumed_samples is None:
         if settings.batch_size is not None:
@@ -161,7 +161,7 @@ def samples_to(run: Run, recipe: Recipe, state: State, steps: int) -> int | None
                 next="apply a recipe with `set: {batch_size}` alone, and then the other one",
             )
         return None
-    first = skips.consumed_after(run, settings, state)
+    first = skips.consumed_after(run, settings, checkpoint)
     return samples_of(
         steps, settings.beginning(state), first, skips.ranges_after(state.promise.skip or ())
     )

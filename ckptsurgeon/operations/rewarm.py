@@ -64,7 +64,7 @@ class Rewarm(Section):
         settings, skips = recipe[Hyperparameters], recipe[Skip]
         start = int(state.schedule["num_steps"]) if settings.position is None else settings.position
         begin = settings.beginning(state)
-        first = skips.consumed_after(run, settings, state)
+        first = skips.consumed_after(run, settings, checkpoint)
         passed = skips.ranges_after(state.promise.skip or ())
         end = start + samples_of(self.iterations, begin, first, passed)
         new = [self.kind, start, end] if self.iterations else []

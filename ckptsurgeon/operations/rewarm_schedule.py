@@ -61,7 +61,7 @@ class RewarmSchedule(Section):
             )
         warmup, end = self.warmup, self.warmup + self.decay
         if checkpoint.state().schedule is not None:
-            counts = [samples_to(run, recipe, checkpoint.state(), n) for n in (warmup, end)]
+            counts = [samples_to(run, recipe, checkpoint, n) for n in (warmup, end)]
             if None in counts:
                 raise SurgeryError(
                     "the schedule counts samples, and nothing in the checkpoint says how many an "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
+from ckptsurgeon.formats.capabilities import SkipsByFlag
+from ckptsurgeon.formats.fields.skipped import ahead, merge
 from ckptsurgeon.formats.schedules.rampup import batch_size
 from ckptsurgeon.hints import Command, Hint, command
 from ckptsurgeon.operations.counters import counter_changes
@@ -75,7 +77,7 @@ class Skip(Section):
         done = recipe[Hyperparameters].iteration_after(checkpoint.state())
         if self.skip_by_counters:
             counter = _counter(checkpoint.state())
-            position = _advanced(run, self, checkpoint.state())
+            position = self._advanced(run, checkpoint)
             moved = recipe[Hyperparameters].position is not None
             changes, warnings = counter_changes(run, checkpoint, {counter: position}, moved)
             unit = "sample" if counter == "consumed_samples" else "batch"
@@ -112,10 +114,10 @@ class Skip(Section):
         wanted = merge(new_ranges)
         first, last = wanted[0]
         if last <= state.step:
-            hint = run.format.advise_skip(wanted)
+            before = _before(run, first)
+            hint = self._by_flag(run, checkpoint, wanted, first - 1 if before is None else before)
             return SurgeryError(what, next=_gone_back(run, first, hint))
-        ahead = [(max(begin, state.step + 1), end) for begin, end in wanted]
-        hints: list[Hint] = [run.format.advise_skip(ahead)]
+        hints = [self._by_flag(run, checkpoint, ahead(wanted, state.step), state.step)]
         if state.step != run.latest():
             hints = _gone_back(run, state.step + 1, hints[0])
         if _movable(state) and first <= state.step + 1:
@@ -123,18 +125,64 @@ class Skip(Section):
             hints.append(command("skip", *self.skip, "--by-counters", why=why))
         return SurgeryError(what, next=hints)
 
+    def _by_flag(
+        self, run: Run, checkpoint: Checkpoint, wanted: list[tuple[int, int]], step: int
+    ) -> Hint:
+        """The trainer's own way, from `step` on. A flag says all that is passed over, so it has
+        what the last launch was told to pass over as well, unless that is to be forgotten."""
+        able = SkipsByFlag.optional(checkpoint)
+        if able is not None and not self.clear_skip:
+            wanted = able.with_skipped(wanted, step)
+        return run.format.advise_skip(wanted)
+
     def ranges_after(self, present: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """The ranges that are passed over after the surgery."""
         earlier = [] if self.clear_skip else present
         return merge([*earlier, *([] if self.skip_by_counters else ranges(self.skip))])
 
-    def consumed_after(self, run: Run, settings: Hyperparameters, state: State) -> int:
+    def consumed_after(self, run: Run, settings: Hyperparameters, checkpoint: Checkpoint) -> int:
         """The sample at which the data goes on after the surgery."""
+        state = checkpoint.state()
         if self.skip_by_counters and _counter(state) == "consumed_samples":
-            return _advanced(run, self, state)
+            return self._advanced(run, checkpoint)
         if settings.consumed_samples is not None:
             return settings.consumed_samples
         return state.needed("consumed_samples").consumed_samples or 0
+
+    def _advanced(self, run: Run, checkpoint: Checkpoint) -> int:
+        """The samples consumed, or the batches given out, once these iterations are passed over.
+
+        They must follow the checkpoint's step without a gap. The same skip, applied before and not
+        undone, is done already."""
+        state, wanted = checkpoint.state(), merge(ranges(self.skip))
+        if state.data:
+            hint = self._by_flag(run, checkpoint, wanted, state.step)
+            raise SurgeryError(state.data, next=hint)
+        counter = _counter(state)
+        by_samples = counter == "consumed_samples"
+        at: int | None = getattr(state.promise, counter)
+        if at is None or not _movable(state):
+            raise SurgeryError(
+                "the checkpoint keeps no consumed samples or no batch size to advance them by",
+                next=self._by_flag(run, checkpoint, wanted, state.step),
+            )
+        first, last = state.step + 1, state.step
+        for begin, end in sorted(ranges(self.skip)):
+            if begin > last + 1 or end < first:
+                raise UsageError(
+                    f"skip {_range(begin, end)} by counters does not begin at the next iteration, "
+                    f"{last + 1}",
+                    next=_reachable(run, begin, end, last + 1),
+                )
+            last = max(last, end)
+        before = {"step": first, counter: at}
+        if any(_same_skip(receipt, self, before) for receipt in standing(run.receipts())):
+            return at
+        if not by_samples:
+            return at + last - state.step
+        for _ in range(first, last + 1):
+            at += batch_size(state, at)
+        return at
 
 
 def _ends(asked: Sequence[tuple[int, int]]) -> list[str]:
@@ -214,17 +262,6 @@ def _range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def merge(items: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Inclusive ranges in ascending order; those that overlap or touch become one."""
-    out: list[tuple[int, int]] = []
-    for first, last in sorted(items):
-        if out and first <= out[-1][1] + 1:
-            out[-1] = (out[-1][0], max(last, out[-1][1]))
-        else:
-            out.append((first, last))
-    return out
-
-
 # --- by counters ---------------------------------------------------------------------------------
 
 
@@ -239,40 +276,6 @@ def _movable(state: State) -> bool:
     promise = state.needed("consumed_samples", "batch_size", "rampup", "data_batches")
     samples = promise.consumed_samples is not None and state.batch_size is not None
     return samples or promise.data_batches is not None
-
-
-def _advanced(run: Run, section: Skip, state: State) -> int:
-    """The samples consumed, or the batches given out, once these iterations are passed over.
-
-    They must follow the checkpoint's step without a gap. The same skip, applied before and not
-    undone, is done already."""
-    if state.data:
-        raise SurgeryError(state.data, next=run.format.advise_skip(merge(ranges(section.skip))))
-    counter = _counter(state)
-    by_samples = counter == "consumed_samples"
-    at: int | None = getattr(state.promise, counter)
-    if at is None or not _movable(state):
-        raise SurgeryError(
-            "the checkpoint keeps no consumed samples or no batch size to advance them by",
-            next=run.format.advise_skip(merge(ranges(section.skip))),
-        )
-    first, last = state.step + 1, state.step
-    for begin, end in sorted(ranges(section.skip)):
-        if begin > last + 1 or end < first:
-            raise UsageError(
-                f"skip {_range(begin, end)} by counters does not begin at the next iteration, "
-                f"{last + 1}",
-                next=_reachable(run, begin, end, last + 1),
-            )
-        last = max(last, end)
-    before = {"step": first, counter: at}
-    if any(_same_skip(receipt, section, before) for receipt in standing(run.receipts())):
-        return at
-    if not by_samples:
-        return at + last - state.step
-    for _ in range(first, last + 1):
-        at += batch_size(state, at)
-    return at
 
 
 def _reachable(run: Run, begin: int, end: int, following: int) -> Hint:

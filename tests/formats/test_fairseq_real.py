@@ -235,6 +235,17 @@ def test_new_numbers_are_what_the_next_update_begins_with(run: Callable[..., Pat
     take_back(root, before)
 
 
+def test_a_run_that_began_with_a_model_goes_on_by_the_printed_flags(
+    run: Callable[..., Path], tmp_path: Path
+) -> None:
+    words = f"--finetune-from-model {run() / 'checkpoint_last.pt'}"
+    train(root := tmp_path / "tuned", 4, words)
+    printed = launch_flags(Run.open(root))
+    with pytest.raises(AssertionError, match="can not be specified together"):
+        train(twin(root), 5, words, more=printed[:2])
+    assert [*train(twin(root), 5, words, more=printed)] == [5]
+
+
 @pytest.mark.parametrize("format", ["json", "simple"])
 def test_what_it_says_is_compared_with_the_promise(
     run: Callable[..., Path], tmp_path: Path, format: str

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ckptsurgeon import look, report, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.plain.fairseq import Fairseq
+from ckptsurgeon.launch.flags import launch_flags
 from ckptsurgeon.look.diff.surgery import of_receipt
 from ckptsurgeon.plans.edits import Append, Relink, Replace
 from ckptsurgeon.recipe.file import from_data
@@ -80,6 +81,20 @@ def test_the_skip_of_metaseq_passes_over_the_wanted_data(
         update += 1
     passed = {batch for first, last in wanted for batch in range(first, last + 1)}
     assert trained == [batch for batch in range(now + 1, at + 5) if batch not in passed]
+
+
+def test_no_file_is_restored_beside_a_model_to_begin_with(tmp_path: Path) -> None:
+    """Such a command line ends with an error (`load_checkpoint` in `metaseq/checkpoint_utils.py`,
+    f7ffa5f); what comes last on it counts."""
+    flags = {"checkpoint": {"finetune_from_model": "/models/125m.pt"}}
+    run = Run.open(make_run(tmp_path / "run", command_line=flags))
+    (note,) = (n for n in look.inspect(run).notes if "--finetune-from-model" in n)
+    assert "/models/125m.pt: relaunch without it" in note
+    assert launch_flags(run)[2:] == ["--finetune-from-model", ""]
+    assert "without --finetune-from-model" in refused(run.root, {"set": {"lr": 1e-5}})
+    plain = Run.open(make_run(tmp_path / "plain"))
+    assert not any("--finetune-from-model" in note for note in look.inspect(plain).notes)
+    assert len(launch_flags(plain)) == 2
 
 
 def test_what_metaseq_keeps_of_streamed_data_stays(tmp_path: Path) -> None:

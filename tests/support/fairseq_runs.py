@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,14 @@ def train(
     schedule: str = SCHEDULE,
     ranks: int = 1,
     log: Path | None = None,
+    more: Sequence[str] = (),
 ) -> Made:
-    """To update `stop`, from where fairseq resumes: what each one used. `log` gets what it says."""
+    """To update `stop`, from where fairseq resumes: what each one used. `log` gets what it says,
+    and `more` are arguments that may be empty."""
     done = run_module(
         "tests.support.fairseq_trainer", *f"{MODEL} {schedule}".split(),
         "--adam-betas", "(0.9, 0.95)", "--save-dir", root, "--max-update", stop, *words.split(),
+        *more,
         ranks=ranks, environment={"PYTHONWARNINGS": "ignore"},
     )  # fmt: skip
     if log is not None:

@@ -24,6 +24,7 @@ DEFAULT: dict[str, Any] = {
     "lr": 6e-5, "min_lr": 6e-6, "lr_warmup_samples": 8, "lr_decay_samples": 80,
     "lr_decay_style": "cosine", "lr_decay_tokens": None, "override_lr_scheduler": False,
     "use_checkpoint_lr_scheduler": False, "lr_warmup_tokens": None, "weight_decay": 0.1,
+    "skip_train_iteration_range": deque([[2, 2]]),
     "newer": False, "global_batch_size": BATCH, "train_iters": None, "lr_warmup_iters": 0,
     "lr_decay_iters": None, "undecayed": False,
 }  # fmt: skip
@@ -189,8 +190,7 @@ def arguments(**command_line: Any) -> Namespace:
     return Namespace(
         **line, consumed_train_samples=0, consumed_valid_samples=0,
         consumed_train_tokens=0, gigaflos_no_embeds=0.0, iteration=0, seed=42, clip_grad=1.0,
-        rampup_batch_size=None, position_embedding_type=alibi,
-        skip_train_iteration_range=deque([[2, 2]]), tensor_model_parallel_size=1,
+        rampup_batch_size=None, position_embedding_type=alibi, tensor_model_parallel_size=1,
         pipeline_model_parallel_size=1, adam_beta1=0.9, adam_beta2=0.95,
     )  # fmt: skip
 

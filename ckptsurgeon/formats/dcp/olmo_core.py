@@ -6,13 +6,14 @@ Whether a scheduler sets the rates is in no checkpoint: `config.json` beside it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.capabilities import HasHeads
+from ckptsurgeon.formats.capabilities import HasHeads, SkipsByFlag
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint, scaled
+from ckptsurgeon.formats.fields import skipped
 from ckptsurgeon.formats.fields.understood import mapping
 from ckptsurgeon.formats.fields.values import Decay, Place, Setting
 from ckptsurgeon.formats.heads import head_counts, heads
@@ -27,7 +28,7 @@ BATCHES, TOKENS = ("data_loader", "batches_processed"), ("data_loader", "tokens_
 
 
 @dataclass
-class OlmoCoreCheckpoint(DcpCheckpoint, HasHeads):
+class OlmoCoreCheckpoint(DcpCheckpoint, HasHeads, SkipsByFlag):
     """`config` is what the run was last started with, empty where the step has none; `ephemeral`
     whether the trainer removes the step once it has saved another."""
 
@@ -215,6 +216,12 @@ class OlmoCoreCheckpoint(DcpCheckpoint, HasHeads):
         """Whether the config's `steps_to_skip` has it: start included, stop not."""
         ranges = mapping(self.config.get("trainer")).get("steps_to_skip") or ()
         return any(int(each["start"]) <= step < int(each["stop"]) for each in ranges)
+
+    def with_skipped(self, ranges: Sequence[skipped.Range], step: int) -> list[skipped.Range]:
+        """By the config's `steps_to_skip`."""
+        found = mapping(self.config.get("trainer")).get("steps_to_skip") or ()
+        saved = [(int(each["start"]), int(each["stop"]) - 1) for each in found]
+        return skipped.merge([*ranges, *skipped.ahead(saved, step)])
 
     def scheduler(self) -> str:
         """By its class, or why there is none."""

@@ -22,6 +22,7 @@ from ckptsurgeon.formats.capabilities import (
     NamesMoments,
     NumbersByRank,
     Rebatches,
+    SkipsByFlag,
 )
 from ckptsurgeon.formats.checkpoint import Checkpoint, agree
 from ckptsurgeon.formats.deepspeed import (
@@ -40,7 +41,7 @@ from ckptsurgeon.formats.deepspeed import (
 )
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.fields import known_globals
+from ckptsurgeon.formats.fields import known_globals, skipped
 from ckptsurgeon.formats.fields.understood import is_count, understood
 from ckptsurgeon.formats.fields.values import (
     Conversion,
@@ -88,6 +89,7 @@ class DeepSpeedCheckpoint(
     NamesMoments,
     NumbersByRank,
     Rebatches,
+    SkipsByFlag,
 ):
     """One `global_step<N>`, and the universal copy beside it."""
 
@@ -147,6 +149,11 @@ class DeepSpeedCheckpoint(
         with understood(self.path):
             settings, notes = batch.rebatch(self, self.args(), size, ramp, own_config)
             return settings, [*notes, *(flags.rebatched(self) if settings else ())]
+
+    def with_skipped(self, ranges: Sequence[skipped.Range], step: int) -> list[skipped.Range]:
+        """By BigScience's --skip-train-iteration-range, of which the trainer drops what is past."""
+        saved = skipped.of_pairs(self.args().get("skip_train_iteration_range"))
+        return skipped.merge([*ranges, *skipped.ahead(saved, step)])
 
     def further_counters(self) -> list[tuple[str, Place]]:
         """The engine's own, those of the bundled trainer's log, and those of the loss scaler."""

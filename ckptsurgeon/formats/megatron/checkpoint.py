@@ -17,8 +17,9 @@ from ckptsurgeon.formats.capabilities import (
     NamesMoments,
     NumbersByRank,
     Rebatches,
+    SkipsByFlag,
 )
-from ckptsurgeon.formats.fields import known_globals
+from ckptsurgeon.formats.fields import known_globals, skipped
 from ckptsurgeon.formats.fields.understood import is_count, understood
 from ckptsurgeon.formats.fields.values import NUMBER, Decay, Part, Place, Setting, State
 from ckptsurgeon.formats.heads import head_counts, heads
@@ -48,6 +49,7 @@ class MegatronCheckpoint(
     NamesMoments,
     NumbersByRank,
     Rebatches,
+    SkipsByFlag,
 ):
     """One `iter_<N>` of the legacy format: `mp_rank_*/model_optim_rng.pt`, `distrib_optim.pt`."""
 
@@ -160,6 +162,11 @@ class MegatronCheckpoint(
         """See `batch`."""
         with understood(self.path):
             return batch.rebatch(self, self.args(), size, ramp, own_config)
+
+    def with_skipped(self, ranges: Sequence[skipped.Range], step: int) -> list[skipped.Range]:
+        """By --iterations-to-skip, which counts all."""
+        saved = skipped.of_numbers(self.args().get("iterations_to_skip"))
+        return skipped.merge([*ranges, *skipped.ahead(saved, step)])
 
     def in_group(self, key: str, place: Place, value: Any) -> Any:
         """µP makes the eps of a hidden group from --adam-eps, as it makes its rate from --lr; the

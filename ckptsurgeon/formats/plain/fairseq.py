@@ -16,12 +16,14 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.one_look import once
 from ckptsurgeon.formats.advice import loaded
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.fields import skipped
 from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.understood import is_count, problem, understood
 from ckptsurgeon.formats.fields.values import Rival, State
 from ckptsurgeon.formats.layout import Format, NamesEpochs, NeedsLinks, leads_out, outside
 from ckptsurgeon.formats.plain.fairseq_checkpoint import (
     OPTIMIZER,
+    TUNE,
     FairseqCheckpoint,
     links_last,
     updates,
@@ -110,7 +112,7 @@ class Fairseq(Format, NamesEpochs, NeedsLinks):
         parts = [int(m["mp"]) for m in matches if m["mp"]]
         ranks = [int(m["dp"]) for m in matches if m["dp"]]
         model, data = max(parts, default=0) + 1, max(ranks, default=0) + 1
-        first = FairseqCheckpoint(run, step, *read_shards([shards[0]]), optimizers=())
+        first = self._first(run, step)
         with understood(shards[0]):
             world = first.argument("distributed_training", "distributed_world_size")
             saved = first.argument("common", "model_parallel_size")
@@ -132,6 +134,11 @@ class Fairseq(Format, NamesEpochs, NeedsLinks):
         ]
         there = {path.name for path in shards}
         return [name for name in names if name not in there]
+
+    def _first(self, run: Path, step: int) -> FairseqCheckpoint:
+        """The first shard of `step` alone, for the flags of its run."""
+        trees, archives = read_shards(self._shards(run, step)[:1])
+        return FairseqCheckpoint(run, step, trees, archives, optimizers=())
 
     def strays(self, run: Path, step: int) -> list[str]:
         """Files that are none of the trainer's and that metaseq counts: of its names all that begin
@@ -163,7 +170,8 @@ class Fairseq(Format, NamesEpochs, NeedsLinks):
             raise SurgeryError(
                 f"checkpoint_last has {len(last)} files and step {step} {len(shards)}: it was "
                 "saved by another number of ranks",
-                next=f"relaunch the trainer with --restore-file {self._restored(run, step)}",
+                next=f"relaunch the trainer with --restore-file {self._restored(run, step)}"
+                + (f", and without {TUNE}" if self._first(run, step).tuned_from else ""),
             )
         return copies
 
@@ -210,12 +218,8 @@ class Fairseq(Format, NamesEpochs, NeedsLinks):
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
         """metaseq's flag takes ranges joined by commas; fairseq (0.12.2) has none. An update that
         metaseq passes over is not counted: the numbers of all later ones are lower."""
-        words, passed = [], 0
-        for first, last in ranges:
-            words.append(f"{first - passed}-{last - passed}")
-            passed += last + 1 - first
-        joined = ",".join(words)
-        return f"relaunch metaseq with --skip-batches {joined}; fairseq passes over no data"
+        flag = skipped.by_updates(ranges)
+        return f"relaunch metaseq with --skip-batches {flag}; fairseq passes over no data"
 
     def advise_rewarm(
         self, state: State, kind: str, until: str, iterations: int
@@ -234,8 +238,11 @@ class Fairseq(Format, NamesEpochs, NeedsLinks):
         )
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
-        """The file alone: its state has no value that a flag could repeat."""
-        return loaded("--restore-file", self._restored(run, checkpoint.step))
+        """The file alone: its state has no value that a flag could repeat. An empty name takes back
+        that of a model to begin with, beside which the trainer takes no file."""
+        words = loaded("--restore-file", self._restored(run, checkpoint.step))
+        tuned = isinstance(checkpoint, FairseqCheckpoint) and checkpoint.tuned_from
+        return [*words, TUNE, ""] if words and tuned else words
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> FairseqCheckpoint:
         """Read the tree of every shard, and of every copy in `checkpoint_last`."""

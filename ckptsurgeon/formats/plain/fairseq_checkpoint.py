@@ -13,7 +13,8 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
-from ckptsurgeon.formats.capabilities import CountsMore
+from ckptsurgeon.formats.capabilities import CountsMore, SkipsByFlag
+from ckptsurgeon.formats.fields import skipped
 from ckptsurgeon.formats.fields.understood import mapping, understood
 from ckptsurgeon.formats.fields.values import NUMBER, UNSET, Decay, Part, Place, Setting
 from ckptsurgeon.formats.plain import flat_parameters
@@ -29,6 +30,7 @@ SHARE = "share_decoder_input_output_embed"
 POLYNOMIAL = "polynomial_decay"
 ZERO = "zero_lr_warmup_steps"
 """Of metaseq's: how many updates come before its warm-up, with a rate of 0."""
+TUNE = "--finetune-from-model"
 LAST = "checkpoint_last.pt"
 """What these trainers load where --restore-file says nothing else."""
 FLAGS = {
@@ -42,7 +44,7 @@ STYLES = {"linear": POLYNOMIAL, "constant": "fixed"}
 
 
 @dataclass
-class FairseqCheckpoint(TorchCheckpoint, CountsMore):
+class FairseqCheckpoint(TorchCheckpoint, CountsMore, SkipsByFlag):
     """The shards of one number of updates, and those of `checkpoint_last` if they are copies."""
 
     @property
@@ -67,6 +69,12 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
         return self.argument("bmuf", "block_lr") is not None
 
     @property
+    def tuned_from(self) -> str:
+        """The model that the run was told to begin with. Where it is told to load a file as well,
+        the trainer ends with an error."""
+        return str(self.argument("checkpoint", "finetune_from_model") or "")
+
+    @property
     def asked(self) -> bool:
         """fairseq was, by tests. metaseq was by hand alone."""
         return self.of_fairseq
@@ -84,6 +92,11 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
             for key in ("epoch", "iterations_in_epoch", "sequences_consumed"):
                 out += self.at(file, ("extra_state", "train_iterator", key))
         return [(str(place.path[-1]), place) for place in out]
+
+    def with_skipped(self, ranges: Sequence[skipped.Range], step: int) -> list[skipped.Range]:
+        """By metaseq's --skip-batches, which counts updates."""
+        saved = self.argument("dataset", "skip_batches")
+        return skipped.with_uncounted(ranges, skipped.uncounted(str(saved or ""), step))
 
     def argument(self, section: str, name: str) -> Any:
         """A flag of the run that saved this, from its `cfg` or the older `args`."""
@@ -179,7 +192,7 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
             next=(
                 f"relaunch the trainer with {flags}",
                 "the same checkpoint is restored: --restore-file, without --reset-optimizer and "
-                "--reset-lr-scheduler",
+                f"--reset-lr-scheduler{f', and without {TUNE}' if self.tuned_from else ''}",
             ),
         )
 
@@ -256,6 +269,12 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore):
             yield (
                 f"the run was started with --restore-file {restored[-80:]}: a relaunch with it "
                 "loads that again, so leave it out or name what it should load"
+            )
+        if self.tuned_from:
+            yield (
+                f"the run was started with {TUNE} {self.tuned_from[-80:]}: relaunch without it, as "
+                "the trainer takes no --restore-file beside it, and begins anew from that model "
+                "where there is no checkpoint_last"
             )
         overrides = self.argument("checkpoint", "optimizer_overrides")
         if isinstance(overrides, str) and overrides.strip() not in ("", "{}"):
