@@ -6,13 +6,14 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import shell
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.record_types import made
 from ckptsurgeon.transaction.home import HOME
 from ckptsurgeon.transaction.names import ID
@@ -29,7 +30,7 @@ OPEN = (SEEN, STOPPED, HEALED)
 """From where a watch goes on that was killed."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Event:
     """`cause` is one of the policy's, `what` says it in a sentence, `step` is where it began and
     `signal` what moved first. `saved` is the newest step of then, `next` the surgery that was next,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -14,6 +14,7 @@ from ckptsurgeon.launch.written import by_others
 from ckptsurgeon.operations.fields import Fields
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import COUNT, Limits
+from ckptsurgeon.plans.frozen import frozen
 
 DIVERGED, NAN, HUNG, COLD, ENDED = "diverged", "nan", "hung", "cold-start", "ended"
 CAUSES: Mapping[str, str] = {
@@ -27,7 +28,7 @@ ADVISE, APPLY = "advise", "apply"
 POSITIVE = Limits(above=0)
 
 
-@dataclass(frozen=True)
+@frozen
 class Policy(Fields):
     """The keys of `watch:`."""
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ckptsurgeon import disk
@@ -21,6 +21,7 @@ from ckptsurgeon.guard.policy import Policy
 from ckptsurgeon.hints import shell
 from ckptsurgeon.launch.kill_switch import MARK, kill_switch
 from ckptsurgeon.launch.written import by_others
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.run import writers
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import process
@@ -37,7 +38,7 @@ OUTPUT = "trainer.log"
 """What it prints after a start, with the event."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Process:
     """A process of this host; its start tells it from another that has its number later."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +13,14 @@ from ckptsurgeon.look.advise.advice import DIVERGED as HAS_DIVERGED
 from ckptsurgeon.look.advise.advice import judge
 from ckptsurgeon.look.histories import histories
 from ckptsurgeon.look.resumed.resume import Stamps, first_save
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.run.run import Run
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.curves import Curves
 
 
-@dataclass(frozen=True)
+@frozen
 class Trouble:
     """One of the policy's causes, in a sentence; where it began, and what moved first. `status` is
     that of a trainer which has ended, where it is known."""

@@ -10,16 +10,16 @@ import re
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.plans.frozen import frozen
 
 OPTION = re.compile(r"[a-z][a-z-]*(=[^\s\"'\\]+)?")
 """An option of sbatch, as a line of the script can hold it without quotes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Job:
     """What a script is made of. `surgeon` is the command that starts `trainer` and compares its
     first line; `kill_switch` is the file at which the trainer saves and exits, if it has one;

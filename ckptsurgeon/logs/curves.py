@@ -21,6 +21,7 @@ from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.logs.tensorboard.event_file import DROPPED, Index
 from ckptsurgeon.logs.tensorboard.frame import Opened
 from ckptsurgeon.logs.tensorboard.scalars import column
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.transaction.home import NOTE
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ Ints: TypeAlias = "NDArray[np.int64]"
 Floats: TypeAlias = "NDArray[np.float64]"
 
 
-@dataclass(frozen=True)
+@frozen
 class Curve:
     """One signal over the steps, which ascend. `walls` are the times at which it was logged, NaN
     where the log has none."""
@@ -62,7 +63,7 @@ Branch: TypeAlias = "Mapping[str, Curve]"
 """The curves of one stretch of training, by signal."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Curves:
     """`kept` leads to the newest step; each of `left` was trained and left again, oldest first.
     `notes` are sentences about what could not be read, `sources` the files or folders."""

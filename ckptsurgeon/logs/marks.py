@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckptsurgeon.logs.axis import GIGAFLOS, ITERATION, SAMPLES, TOKENS
+from ckptsurgeon.plans.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Marks:
     """What the checkpoint itself says about step N: its counters, and when its files were written
     (Unix time). Without a checkpoint only the iteration is known."""

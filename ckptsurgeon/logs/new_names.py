@@ -5,18 +5,18 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from ckptsurgeon.errors import UsageError, first_few
 from ckptsurgeon.files.expressions import bounded
 from ckptsurgeon.hints import command
+from ckptsurgeon.plans.frozen import frozen
 
 TEXT = "/text_summary"
 """What torch appends to the tag of a text."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Counts:
     """Events per (old tag, new tag), the keys of the map that met no event, the patterns in
     custom_scalars layouts that still look for an old tag, and all tags by their old names."""

@@ -8,7 +8,6 @@ import json
 import math
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -28,6 +27,7 @@ from ckptsurgeon.logs.source import (
     rewrite,
 )
 from ckptsurgeon.plans.edits import AnyChange, Content, Piece, Rewrite, Span, relative
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.log_fields import LOGS
 from ckptsurgeon.transaction.home import ROWS
 from ckptsurgeon.transaction.json_keys import keys_renamed
@@ -152,7 +152,7 @@ class RowFile(LogSource):
 # --- records -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class _Record:
     """The bytes of one record, and what it says by name; of the header of a table its names."""
 

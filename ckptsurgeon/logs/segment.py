@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ckptsurgeon.logs.axis import LOOSE, POSITION, TRAINING, axis, partner
 from ckptsurgeon.logs.tensorboard.event_file import DROPPED, Index
 from ckptsurgeon.logs.tensorboard.message import FILE_VERSION
+from ckptsurgeon.plans.frozen import frozen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +25,7 @@ Series = tuple[str, ...]
 NEVER = -(1 << 63)
 
 
-@dataclass(frozen=True)
+@frozen
 class Events:
     """The index of one file as arrays, with the axis of each of its series."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from ckptsurgeon.hints import Hint, again
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts
 from ckptsurgeon.plans.edits import AnyChange, Content, Rewrite, relative
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.log_fields import LOGS
 from ckptsurgeon.transaction.home import EVENTS, PARTIAL
 
 
-@dataclass(frozen=True)
+@frozen
 class Stream:
     """What one log holds of the training: its path or name, the step of its last point, None where
     no point of it has one, and how many steps it is from one point to the next. Logs of one `kind`
@@ -50,7 +51,7 @@ def leave(log: object, holds: str) -> Hint:
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class Subject:
     """What a refusal is about, a log or one run of it, and what to do `instead` of cutting it."""
 
@@ -71,7 +72,7 @@ def keep_in_the_attic(place: object) -> Hint:
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class Cut:
     """Where logs are cut, and what decides which of their points lead there.
 
@@ -97,7 +98,7 @@ class Cut:
             )
 
 
-@dataclass(frozen=True)
+@frozen
 class Carry:
     """Where the history of a step is carried: into logs of the run at `root`, in the `folder` there
     for one of the run that has them."""
@@ -120,7 +121,7 @@ def rewrite(path: Path, carry: Carry, content: Content, note: str) -> Rewrite | 
     return Rewrite(relative(path, carry.root), LOGS, content, note, new_file=known is None)
 
 
-@dataclass(frozen=True)
+@frozen
 class NewNames:
     """Old → new name of what is logged, all at once. With `regex` a key is a pattern for a whole
     name; with `allow_merge` two names may become one."""

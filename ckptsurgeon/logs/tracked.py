@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,9 +12,10 @@ from ckptsurgeon.logs.history import NEAR
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.source import Cut, LogSource, Subject, keep_in_the_attic, leave
 from ckptsurgeon.plans.edits import relative
+from ckptsurgeon.plans.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class TrackedRun:
     """One run of a store: the highest step that it has, and the times of its first and its last
     point, in seconds."""

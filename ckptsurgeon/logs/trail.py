@@ -7,7 +7,6 @@ event files say of one training, `lineage` puts together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs.history import NEAR
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.source import Subject
+from ckptsurgeon.plans.frozen import frozen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ BLOCK = 1 << 20
 """Points that are compared at once: a long log has millions."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Stretch:
     """Points [start, stop), over which the step never goes back, from `lo` to `hi`."""
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckptsurgeon.hints import Hint
+from ckptsurgeon.plans.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Finding:
     """What is wrong, and what to do next; None where the step itself is damaged: doctor knows the
     way back."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
@@ -22,6 +21,7 @@ from ckptsurgeon.logs.tensorboard.event_file import BORN, Index
 from ckptsurgeon.logs.tensorboard.frame import Opened, first_good
 from ckptsurgeon.logs.tensorboard.scalars import few
 from ckptsurgeon.look.histories import histories
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.run.run import Run
 
 BYTES = 2 << 20 if event_file.native is not None else 256 << 10
@@ -31,7 +31,7 @@ STATE, LINES = 8 << 20, 256 << 10
 """Bytes of a `trainer_state.json`, some 50,000 points, and of lines, some 4,000."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LossTail:
     """Steps, ascending, and the loss at them; at least one. `whole`: these are all points that the
     run's logs hold, in one training that never went back."""
@@ -110,7 +110,7 @@ def _begun(path: Path) -> float:
     return (int(found[0]) + 1) * 1e9 if found else -math.inf
 
 
-@dataclass(frozen=True)
+@frozen
 class _End:
     """Points of the loss and its tag; `whole`: all that the file holds, and no step went back."""
 

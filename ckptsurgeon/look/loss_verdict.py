@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ckptsurgeon.look.loss_tail import LossTail
+from ckptsurgeon.plans.frozen import frozen
 
 SPAN, SETTLED, PATIENCE = 50, 11, 100
 WINDOW, SIGMAS, MOST = 128, 6.0, 1000
@@ -24,7 +24,7 @@ EVEN = 1e-9
 """A share of a bound by which two sums of the same numbers may differ: nothing is decided there."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Level:
     """The lowest mean of SPAN points, the last step of them, how far the loss ends above it, and
     its noise from point to point. Where it ends `calm`, no rule of advise says that it diverged in
@@ -53,7 +53,7 @@ def level(seen: LossTail) -> Level | None:
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class Rise:
     """The loss ends at `now`, as far above its `best` level, which it had up to `step`, as a rise
     must be to matter. It may be a divergence, a spike that comes back, or other data."""

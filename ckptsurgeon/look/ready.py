@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
@@ -16,11 +15,12 @@ from ckptsurgeon.hints import DRY_RUN, Hint, again, command
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.look.verify import verify
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 
 
-@dataclass(frozen=True)
+@frozen
 class Readiness:
     """What the next start loads: `step`, None where the pointers name no one step or none is saved.
     It is ready without a finding, as far as `level` goes, or where it starts `from_scratch`.

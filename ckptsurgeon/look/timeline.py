@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
@@ -14,6 +13,7 @@ from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look import logged, soundness
 from ckptsurgeon.look.advise import Advice, advise
 from ckptsurgeon.plans.edits import Move
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.attic import folders, pruned
 from ckptsurgeon.run.run import Run
@@ -34,7 +34,7 @@ LOST = 0.02
 _NUMBER = re.compile(r"(\d+)(?:\.\w+)?$")
 
 
-@dataclass(frozen=True)
+@frozen
 class Left:
     """A branch that was trained and left. `to` is the step from which training went on after it;
     `receipt` and `why` are of the surgery that left it, None where a trainer did it by itself."""
@@ -46,7 +46,7 @@ class Left:
     why: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Timeline:
     """`saved` is step → one of the words above; `skips` and `rewarms` are ranges of steps, both
     ends included; `edits` are surgeries that went nowhere: step and receipt."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -13,6 +13,7 @@ from ckptsurgeon.formats import Checkpoint, Disagreement, State
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.finding import Finding
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.promise import Promise, differences
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.look.vitals.facts import Moment
 
 
-@dataclass(frozen=True)
+@frozen
 class Verification:
     """What `verify` found at one step; nothing means sound, as far as `level` goes. `no_crc`
     (from level 1) counts bytes that no CRC protects; `moments` are of level 4, and so are the

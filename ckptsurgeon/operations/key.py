@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files.expressions import check_pattern
 from ckptsurgeon.operations.limits import ANY, Limits
+from ckptsurgeon.plans.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Key:
     """`means` is its row in docs/recipes.md, and `value` says there what it takes, where the type
     of the field does not.

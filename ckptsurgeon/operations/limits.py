@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ckptsurgeon.plans.frozen import frozen
 
 MAX_COUNT = (1 << 63) - 1
 FLOAT32_MAX = 3.4028234663852886e38
 
 
-@dataclass(frozen=True)
+@frozen
 class Limits:
     """From `least` on or from `above`, up to what is `below`. More than `most` is a slip of the
     keyboard; a whole number is never more than MAX_COUNT."""

@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.plans.sources import Numbers, Range
 from ckptsurgeon.plans.spans import SHORT_GAP, rows
@@ -38,7 +39,7 @@ ABSENT = "absent"
 """`Change.old` of a dict key that is not there yet, `Change.new` of one that goes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Fill:
     """`Change.new` of a tensor of bytes whose every element becomes `byte`: the code of 0 where
     numbers are quantized."""
@@ -49,7 +50,7 @@ class Fill:
         return f"zeros (code {self.byte})"
 
 
-@dataclass(frozen=True)
+@frozen
 class Renamed:
     """`Change.new` of a dict key that becomes `key`, its value staying; `NewName.new` of a file."""
 
@@ -59,7 +60,7 @@ class Renamed:
         return self.key
 
 
-@dataclass(frozen=True)
+@frozen
 class Elements:
     """`Change.new` of a tensor whose elements get these bytes, which a plan calls `label`."""
 
@@ -70,7 +71,7 @@ class Elements:
         return self.label
 
 
-@dataclass(frozen=True)
+@frozen
 class Computed:
     """`Change.new` of a tensor whose elements are computed when they are written; `label` is what
     a plan calls them. Also the bytes themselves, as a piece of a file.
@@ -96,7 +97,7 @@ class Computed:
 # --- changes: what the user reads ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class Each:
     """Each of these keys in turn, as a step of the path of a `Change` that is made under all of
     them: the moments of 10,000 parameters of one file are two changes."""
@@ -169,7 +170,7 @@ class Aside:
     field: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Span:
     """Bytes [start, end) of an existing file."""
 
@@ -182,14 +183,14 @@ class Span:
         yield self.file, self.start, self.end
 
 
-@dataclass(frozen=True)
+@frozen
 class Hole:
     """So many zeros, which take no room where the file system has holes."""
 
     size: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Checksum:
     """4 bytes: the CRC-32 of the `length` bytes that begin `distance` bytes after this piece's own
     first byte (before it where that is below 0), known once those are written."""
@@ -202,7 +203,7 @@ class Checksum:
 Piece: TypeAlias = bytes | Span | Hole | Computed | Checksum
 
 
-@dataclass(frozen=True)
+@frozen
 class Content:
     """The bytes of a new file, in order: literal bytes, spans of existing files, holes, and what
     is computed when it is written.
@@ -225,7 +226,7 @@ def length(piece: Piece) -> int:
     return len(piece) if isinstance(piece, bytes) else piece.size
 
 
-@dataclass(frozen=True)
+@frozen
 class Link:
     """A symbolic link that says `target`, where a `Content` would be a file."""
 
@@ -264,7 +265,7 @@ AnyChange: TypeAlias = Change | NewText | NewName | NewStep | Aside | Rewrite | 
 # --- edits: what the disk gets -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class Move:
     """Rename `src` to `dst`, which does not exist. With `content`, `src` is first staged from it,
     so a new file is a Move too; it gets the rights of the file `like`. Inverse: the move back.
@@ -278,7 +279,7 @@ class Move:
     mtime_ns: int | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Replace:
     """`file` is linked to `kept`, then `staged` is renamed over it: `file` exists at every moment.
     `staged` is written from `content`, or is there already when `content` is None (undo).
@@ -291,7 +292,7 @@ class Replace:
     content: Content | Link | Queries | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Append:
     """Bytes after the last byte of `file`: those of `data`, one after the other, go to the `spans`
     [start, end), which ascend. What no span covers is zeros, and a hole where they are more than
@@ -351,7 +352,7 @@ class Append:
         return Content(tuple(pieces))
 
 
-@dataclass(frozen=True)
+@frozen
 class Truncate:
     """The inverse of `Append`: `file` has `new_size` bytes and gets its old size and time back.
 
@@ -368,7 +369,7 @@ class Truncate:
     new_mtime_ns: int | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Tail:
     """An Append whose bytes lie in a file of tails, from `at` on: the staged one in the journal, in
     the receipt of an undo that which its attic has. `spans` are [start, end) in `file`; `anchor` is

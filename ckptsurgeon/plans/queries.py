@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
+
+from ckptsurgeon.plans.frozen import frozen
 
 Values: TypeAlias = tuple[str | int | float | None, ...]
 Statement: TypeAlias = tuple[str, Values]
 """A statement of SQL and the values for its question marks."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Queries:
     """A copy of the database `file` in which these statements were carried out, where a `Content`
     would be bytes: which pages they change is known only then. `size` is what it takes at most,

@@ -4,14 +4,15 @@ bits; and codes that are made of numbers."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from ckptsurgeon.plans.frozen import frozen
 
 Range = tuple[str, int, int]
 """A file, and the first byte and the end of what is read of it."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Source:
     """Numbers of `dtype` that lie side by side: bytes [start, end) of an existing file,
     little-endian."""
@@ -26,7 +27,7 @@ class Source:
         yield self.file, self.start, self.end
 
 
-@dataclass(frozen=True)
+@frozen
 class Columns:
     """Some columns of a matrix: of each row of it `cells` times `width` bytes, each `step` bytes
     after the one before, in an existing file. The first cell of the first row is at `start`, that
@@ -49,7 +50,7 @@ class Columns:
         return self.start + row * self.stride + (self.cells - 1) * self.step + self.width
 
 
-@dataclass(frozen=True)
+@frozen
 class Woven:
     """Numbers of `dtype` in rows, each of which is one row of each of `columns` in turn: bytes
     [start, end) of those, little-endian. Raises ValueError for columns that no matrix has."""
@@ -78,7 +79,7 @@ class Woven:
             yield each.file, each.start + first * each.stride, each.end(last)
 
 
-@dataclass(frozen=True)
+@frozen
 class Decoded:
     """Numbers that are kept as codes: each byte of `codes` is an index into the numbers of `book`,
     times the one of `scales` for its block of so many. Of these numbers, as float32, the bytes
@@ -101,7 +102,7 @@ class Decoded:
 Plain: TypeAlias = Source | Woven | Decoded
 
 
-@dataclass(frozen=True)
+@frozen
 class Encoded:
     """Codes of the numbers of `parts`, one after another: of each the index of the nearest of
     `book`, once it is divided by the largest of its block of so many. Of these codes, a byte each,
@@ -120,7 +121,7 @@ class Encoded:
             yield from each.ranges()
 
 
-@dataclass(frozen=True)
+@frozen
 class Scales:
     """What the codes of `Encoded` are multiplied by: of each block of so many numbers of `parts`
     the largest absolute value. Of these, as float32, the bytes [start, end)."""

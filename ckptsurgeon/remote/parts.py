@@ -6,10 +6,10 @@ S3 takes no part of less than 5 MiB but the last one, and none of more than 5 Gi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ckptsurgeon.plans.edits import Hole
+from ckptsurgeon.plans.frozen import frozen
 
 LEAST = 5 << 20
 """Bytes of every part but the last, at least."""
@@ -21,7 +21,7 @@ PARTS = 9_000
 """Parts of an object, at most; a store takes 10,000."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Range:
     """Bytes [start, end) of an object that is there, with this ETag."""
 
@@ -38,7 +38,7 @@ class Range:
 Segment = Range | bytes | Hole
 
 
-@dataclass(frozen=True)
+@frozen
 class Part:
     """One part: a single `Range` of at least `LEAST` bytes is copied by the store; of all others
     the bytes are sent."""

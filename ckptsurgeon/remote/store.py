@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import Hint, again, shell
+from ckptsurgeon.plans.frozen import frozen
 
 CONNECTIONS = 16
 """Requests under way at once, at most."""
@@ -33,7 +33,7 @@ NEXT: dict[str, Hint] = {
 """What helps, by the code of the server."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Object:
     """One object as a listing has it."""
 

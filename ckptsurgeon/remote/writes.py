@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from urllib.parse import urlencode
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import again
 from ckptsurgeon.plans.edits import Hole
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.remote import parts
 from ckptsurgeon.remote.parts import Part, Range, Segment
 from ckptsurgeon.remote.store import ATTEMPTS, CONNECTIONS, Store, broken_off
@@ -34,7 +35,7 @@ class Changed(SurgeryError):
     """The condition of a request does not hold: the object is another one by now, or there."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Head:
     """What a store says of an object without its bytes; `kept` is said of one that replaces it."""
 
@@ -43,7 +44,7 @@ class Head:
     kept: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@frozen
 class Upload:
     """The parts of an object that is not there yet: `complete` makes it."""
 

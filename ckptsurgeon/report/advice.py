@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.hints import text
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.report.document import SCHEMA, plain
 from ckptsurgeon.report.style import (
     GREEN,
@@ -36,7 +36,7 @@ LAST = 11
 """Points whose median is what the loss is now."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Proposal:
     """A remedy and the form of its recipe that `plan` accepts; or why it accepts none."""
 

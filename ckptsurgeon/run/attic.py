@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon import disk
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import given_up, kept, lock
 from ckptsurgeon.transaction.home import ATTIC, HOME, KEPT_EVENTS, RECEIPTS, has_receipts
 from ckptsurgeon.transaction.worker import as_owner
 
 
-@dataclass(frozen=True)
+@frozen
 class Attic:
     """What surgery `id` moved aside or replaced. `bytes` are those allocated on disk; there is a
     folder in the run, and one beside each log folder on another file system. `stays` says why it is

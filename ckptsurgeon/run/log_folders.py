@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.layout import LogsBeside
 from ckptsurgeon.plans.edits import Move, relative
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run import strangers
 from ckptsurgeon.run.only_logs import Logs
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.logs.source import LogSource
 
 
-@dataclass(frozen=True)
+@frozen
 class LogFiles:
     """Folders with event files; tables and JSON lines; files of runs of W&B; databases of
     trackers; folders of runs in MLflow's file store."""
@@ -57,7 +57,7 @@ class LogFiles:
         return found
 
 
-@dataclass(frozen=True)
+@frozen
 class LogFolders:
     """The logs of the run at `root`, event files and others: in the folders that its settings name,
     or else in the root, at any depth, but in no checkpoint. Reads only, again at each call."""

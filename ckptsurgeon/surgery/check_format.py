@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from ckptsurgeon.files.integrity import sha256
 from ckptsurgeon.formats.layout import Paged
 from ckptsurgeon.operations.section import Recipe
 from ckptsurgeon.plans.edits import Change
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.fork import fork, remove
@@ -32,7 +32,7 @@ TRIED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Trial:
     """One operation on the copy: how many places it changed, or why it was refused. `wrong` says
     what was not as before after the undo; empty if all was."""
@@ -43,7 +43,7 @@ class Trial:
     wrong: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Check:
     """What a description makes of a run: its steps, what a restart loads, how often each field is
     there, the key paths that lead nowhere, and the trials."""

@@ -11,7 +11,6 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ckptsurgeon import disk, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.optimizers.entry import ABSENT_KEY, NOTHING
 from ckptsurgeon.formats.optimizers.table import COMMON, STEPS
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.run import Run
 
@@ -38,7 +38,7 @@ Ask = Callable[[str, Path], Mapping[str, Any]]
 """Has the script `save` into a folder, or `compare` what lies there."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Trial:
     """One operation with some arguments: done and right, `refused` with the reason, or `wrong`."""
 
@@ -48,7 +48,7 @@ class Trial:
     wrong: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Checked:
     """The page of one optimizer, and what was tried with it."""
 

@@ -9,7 +9,6 @@ import contextlib
 import json
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from ckptsurgeon.formats.tensors.second_copies import TRAINED
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.computed_changes import named_copies
 from ckptsurgeon.plans.edits import Computed
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.sources import Source
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.remote import reads
@@ -39,7 +39,7 @@ SHARD_BYTES = 5_000_000_000
 INDEX = "model.safetensors.index.json"
 
 
-@dataclass(frozen=True)
+@frozen
 class Export:
     """What was written: `files` by name, how many tensors and bytes of tensors are in them, and in
     `notes` which other weights the step has. Without `files` nothing was, yet."""

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ckptsurgeon import disk, surgery
@@ -22,6 +22,7 @@ from ckptsurgeon.hints import again, shell
 from ckptsurgeon.operations.logs import Logs
 from ckptsurgeon.operations.section import Recipe
 from ckptsurgeon.plans.edits import AnyChange
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.recipe.file import to_data
 from ckptsurgeon.run.run import CONFIG, Run
@@ -34,7 +35,7 @@ LAUNCH = (SETTINGS, CONFIG)
 CANNOT_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS)
 
 
-@dataclass(frozen=True)
+@frozen
 class Fork:
     """The branch: its step, how many files and bytes it began with, and the surgery on them: its
     changes and what there is to say of them. The receipt is None where nothing was done."""

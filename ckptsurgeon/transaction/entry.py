@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from ckptsurgeon import disk, whole_file
@@ -15,6 +15,7 @@ from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
 from ckptsurgeon.plans.edits import Move, Replace, Tail, Truncate
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.record_types import made
 from ckptsurgeon.transaction.home import HOME, jobs_file
 
@@ -28,7 +29,7 @@ GO_ON = "give its own command once more, with --resume    goes on with what was 
 Step = Move | Replace | Tail | Truncate
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """What the journal file holds. `steps` are filled in at the commit point. `back` takes them
     back where the surgery is given up, but for the files in `left` (`given_up.GivenUp`)."""

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.plans.record_types import made
 from ckptsurgeon.transaction.home import HOME, RECEIPTS, staged_name
 from ckptsurgeon.transaction.names import ID
 
 
-@dataclass(frozen=True)
+@frozen
 class GivenUp:
     """`left`: each file that was left as somebody else wrote it → where the surgery has kept what
     it was before, a name in the attic; empty where that is gone."""

@@ -16,12 +16,13 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.plans.edits import Edit, Tail
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.progress import Progress, silent
 from ckptsurgeon.transaction import assumptions, given_up, inverse, lock, receipts, space, staging
@@ -44,7 +45,7 @@ from ckptsurgeon.transaction.redo import known, redo
 from ckptsurgeon.transaction.worker import as_owner
 
 
-@dataclass(frozen=True)
+@frozen
 class _By:
     """Who does it: so many threads, and workers for what is computed and copied, if any."""
 

@@ -21,12 +21,13 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
 from ckptsurgeon.hints import Hint, again, command, shell
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.record_types import made
 from ckptsurgeon.remote import reads
 from ckptsurgeon.transaction import process
@@ -50,7 +51,7 @@ _NO_RECORD = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EAGAIN, errno.ENXIO)
 """What `whole_file` says of a FIFO, a device, a link or a file without end."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Holder:
     """Who holds the lock. `start` is in clock ticks since boot; "" or 0 means unknown. `uid` is for
     the person who reads the record."""

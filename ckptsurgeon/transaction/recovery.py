@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import command
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.entry import Step
 
 
-@dataclass(frozen=True)
+@frozen
 class Recovery:
     """What `recover` did: "nothing", "discarded" (before), "finished" (after) or "given up" (taken
     back but for the files in `left`, see `GivenUp`), by the edits that the journal names."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ckptsurgeon.files.archives.archive import CHUNK, PICKLE, Archive
 from ckptsurgeon.files.archives.compact import VERSION
@@ -22,11 +21,12 @@ from ckptsurgeon.files.pickles.splice import replaced
 from ckptsurgeon.files.pickles.tree import tensors
 from ckptsurgeon.files.pickles.values import encode, scalar
 from ckptsurgeon.plans.edits import Content, Span
+from ckptsurgeon.plans.frozen import frozen
 
 REBUILD = ("torch._utils", "_rebuild_tensor_v2")
 
 
-@dataclass(frozen=True)
+@frozen
 class Used:
     """The elements [start, end) of one storage are all that tensors use."""
 

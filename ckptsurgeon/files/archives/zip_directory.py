@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files import native
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.pickles.tree import Tensor
+from ckptsurgeon.plans.frozen import frozen
 
 Read = Callable[[int, int], bytes]
 """The bytes from an offset, of a length."""
@@ -103,7 +103,7 @@ class Records(Mapping[str, Record]):
         return data
 
 
-@dataclass(frozen=True)
+@frozen
 class Directory:
     """All records by name, and the bytes of the central directory, which starts at `offset`."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckptsurgeon.files.archives.zip_directory import (
@@ -23,6 +22,7 @@ from ckptsurgeon.files.archives.zip_directory import (
     Record,
     Records,
 )
+from ckptsurgeon.plans.frozen import frozen
 
 ALIGNMENT = 64
 """Payloads start at multiples of it, as `torch.save` aligns them."""
@@ -31,7 +31,7 @@ _ZIP_64 = 45
 """Version needed to read 64-bit sizes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Moved:
     """A record's new place, size and CRC. One that is changed `in_place` keeps its flags, and with
     them the data descriptor behind its bytes."""

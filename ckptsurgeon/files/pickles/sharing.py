@@ -9,19 +9,19 @@ from __future__ import annotations
 import bisect
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from ckptsurgeon.errors import DEFECT, SurgeryError
 from ckptsurgeon.files.pickles import opcodes
 from ckptsurgeon.files.pickles.scan import Scan
+from ckptsurgeon.plans.frozen import frozen
 
 MAX_CHAIN = 100
 """Definitions that are moved one into the other."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Cut:
     """The bytes of `values` go (an empty span: none) and `new` comes after the last of them.
 

@@ -19,6 +19,7 @@ from ckptsurgeon.files.pickles.scan import Scan, scan
 from ckptsurgeon.files.pickles.sharing import Cut, Memo, Splice, cut
 from ckptsurgeon.files.pickles.values import NO_SCALAR, encode, like, scalar
 from ckptsurgeon.plans.edits import Each, Key, Value, each_path
+from ckptsurgeon.plans.frozen import frozen
 
 
 @dataclass(slots=True)  # not frozen: that makes it three times slower to make
@@ -37,7 +38,7 @@ class Slot:
         return self.items[self.index]
 
 
-@dataclass(frozen=True)
+@frozen
 class Nth:
     """A step of a path: the value of the n-th pair of a dict, whatever its key is."""
 

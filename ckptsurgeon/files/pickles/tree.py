@@ -277,7 +277,7 @@ def get_each(tree: Any, path: Sequence[Key | Each]) -> list[Any]:
     KeyError with what leads nowhere."""
     values = [tree]
     for depth, step in enumerate(path):
-        keys = step.keys if isinstance(step, Each) else (step,)
+        keys = keys_of(step)
         try:
             values = [
                 value[key] if type(value) is dict and key in value else _step(value, key)
@@ -287,6 +287,11 @@ def get_each(tree: Any, path: Sequence[Key | Each]) -> list[Any]:
         except (KeyError, IndexError, StopIteration, TypeError):
             raise KeyError(tuple(path[: depth + 1])) from None
     return values
+
+
+def keys_of(step: Key | Each) -> tuple[Key, ...]:
+    """The keys that a step of a path stands for."""
+    return step.keys if isinstance(step, Each) else (step,)
 
 
 def _step(value: Any, key: Key) -> Any:

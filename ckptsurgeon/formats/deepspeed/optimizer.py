@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ckptsurgeon.formats.fields.values import Place, StateDict
 from ckptsurgeon.formats.optimizers.state_dict import by_key, state_dict
 from ckptsurgeon.formats.places import optimizer_state
 from ckptsurgeon.plans.edits import Key
+from ckptsurgeon.plans.frozen import frozen
 
 OPTIM = re.compile(
     r"(?P<dtype>bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d{2,})_optim_states\.pt"
@@ -27,7 +27,7 @@ EXPERTS = re.compile(r"expp_rank_(?P<ep>\d+)_mp_rank_(?P<mp>\d{2,})_optim_states
 """A model with experts and without ZeRO: one whole optimizer for each expert-parallel rank."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Optimizer:
     """Where one file keeps an optimizer: `base` leads to {state, param_groups}, `outer` to the dict
     with clip_grad and the loss scaler. `loaded` is false for a copy that no loader reads."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.formats.fields.understood import is_count
 from ckptsurgeon.formats.fields.values import Box
+from ckptsurgeon.plans.frozen import frozen
 
 LAYER = re.compile(r"layer_(\d{2,})(?:-model_(\d{2,}))?-model_states\.pt")
 EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_(\d+)_model_states\.pt")
@@ -38,7 +38,7 @@ MAX_LAYERS = 4096
 """Of a model; a list of file names is made of it."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Sizes:
     """Ranks along each axis. `tensor` is None where a file of several model ranks does not tell
     how many of them are tensor ranks."""
@@ -86,7 +86,7 @@ def tensor_ranks(models: Mapping[Path, Mapping[str, Any]]) -> int:
     return known or 1 + max(model_rank(path.name) for path in models)
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorRank:
     """One of so many, and whether the model is `gated`, as by SwiGLU."""
 

@@ -6,7 +6,7 @@ What a page does not name can't be edited; a key that is not known here is refus
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -17,6 +17,7 @@ from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats.described.name_pattern import NUMBER, NamePattern
 from ckptsurgeon.plans.edits import Key
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.promise import Caveat
 from ckptsurgeon.transaction.home import HOME
 
@@ -35,7 +36,7 @@ OPTIONS = ("clip_grad", "seed", "optimizer", "skip", "batch_size", "rampup")
 """What `options` may name: settings that the checkpoint does not decide."""
 
 
-@dataclass(frozen=True)
+@frozen
 class FilePattern:
     """A file, or a `folder`, by its path from the run: `*` is any text, `{step}` the number of the
     step, `{rank}` and `{world}` those of the ranks, any other `{name}` some number."""
@@ -89,7 +90,7 @@ class FilePattern:
         return found
 
 
-@dataclass(frozen=True)
+@frozen
 class Content:
     """What is in the files of one pattern, as key paths: `optimizers` lead to what torch's
     `state_dict()` of an optimizer returned, and so on. `has` must be there. With a `loader` the
@@ -124,7 +125,7 @@ class Content:
         ]  # fmt: skip
 
 
-@dataclass(frozen=True)
+@frozen
 class Within:
     """Where the number of a step is that is a `folder`: under a key path in a `file` inside, or in
     the common state of a folder there that Megatron-core's loader reads."""
@@ -133,7 +134,7 @@ class Within:
     file: FilePattern
 
 
-@dataclass(frozen=True)
+@frozen
 class Pointer:
     """A text file that names a step. Where it does so `by_key`, the text follows the key of the
     run's folder in its bucket, and a slash."""
@@ -143,7 +144,7 @@ class Pointer:
     by_key: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Description:
     """One trainer. `number` leads to the step in a file whose name has none; `last` are copies of a
     step, or links to one, and what a restart loads; `pointer` is a text file that names a step.
@@ -234,7 +235,7 @@ class Description:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class _Page:
     """Reads values of a page and names the wrong one."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.described.draft_contents import ITERATION, Contents, contents
 from ckptsurgeon.formats.described.draft_names import Group, groups
 from ckptsurgeon.formats.fields.constants import ODD, TORCH
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.transaction.home import HOME
 
 DEPTH = 3
@@ -31,7 +31,7 @@ replace."""
 NO_POINTER = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".log", ".py", ".md", ".sh")
 
 
-@dataclass(frozen=True)
+@frozen
 class Draft:
     """The page as plain data, and what a person must decide or look at, a sentence each."""
 

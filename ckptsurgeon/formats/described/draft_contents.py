@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.described.description import ANY, KeyPath
 from ckptsurgeon.formats.fields.understood import is_count
+from ckptsurgeon.plans.frozen import frozen
 
 DEEP = 5
 """Keys that lead to what is looked for, at most."""
@@ -32,7 +32,7 @@ COUNTERS = {
 WEIGHTS = re.compile(r"(.*_)?(model|module|network|net|weights|params)(_state(_dict)?)?|state_dict")
 
 
-@dataclass(frozen=True)
+@frozen
 class Contents:
     """What a page says under the path of a file or folder, by its keys, and the counters, which
     count there only where their values are right: field, key path, value."""

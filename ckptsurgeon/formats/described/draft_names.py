@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+
+from ckptsurgeon.plans.frozen import frozen
 
 DIGITS = re.compile(r"\d{1,18}")
 STEP, RANK, WORLD, EPOCH = "step", "rank", "world", "epoch"
@@ -26,7 +28,7 @@ MEASURE = re.compile(
 """What was measured at a step, in the name of its file: no digit of it counts anything."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Group:
     """Files whose paths differ in numbers alone. `roles` says what each number of the path is: a
     name, or "" where it is part of the text, as it never changes."""

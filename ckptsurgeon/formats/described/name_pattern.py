@@ -7,8 +7,9 @@ for a name is bounded by its length and that of the pattern.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cached_property
+
+from ckptsurgeon.plans.frozen import frozen
 
 ANY = "*"
 NUMBER = re.compile(r"\{[^\W\d]\w*\}")
@@ -16,7 +17,7 @@ DIGITS = re.compile(r"\d{1,18}")
 WORDS = re.compile(rf"({NUMBER.pattern}|\*+)")
 
 
-@dataclass(frozen=True)
+@frozen
 class NamePattern:
     """One name on a path. A number is written without leading zeros or with them; one that comes
     twice is the same text both times."""

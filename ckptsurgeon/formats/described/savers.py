@@ -8,7 +8,6 @@ Source: lightning 2.6.6, `pytorch/callbacks/model_checkpoint.py`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from ckptsurgeon.formats.capabilities import Ranks
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.values import Located, Place, Setting
 from ckptsurgeon.plans.edits import ABSENT, Key
+from ckptsurgeon.plans.frozen import frozen
 
 RANKED, LAST = "best_k_models", "last_model_path"
 BEST, WORST = "best_model_path", "kth_best_model_path"
@@ -68,7 +68,7 @@ def _forgotten(
     return settings, list(notes)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Saver:
     """The state of one saver at `path` in `file`."""
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.transaction.home import EVENTS
 
 DIGITS = re.compile(r"\d{1,18}")
@@ -21,7 +22,7 @@ Shape = tuple[Path, str, int]
 """A folder, a name in it with each number as `#`, and which of the numbers is meant."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Number:
     """One number of a name: which one, its value, and as it is `written`: with its zeros, and
     whether it follows a letter."""
@@ -31,7 +32,7 @@ class Number:
     written: tuple[str, bool]
 
 
-@dataclass(frozen=True)
+@frozen
 class Siblings:
     """By number: the names that are of that step (`own`, which may be of one that is not saved),
     and those that are written as one of that step is but may mean something else (`unclear`).

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ckptsurgeon.files.pickles.tree import Object
-from ckptsurgeon.plans.edits import ABSENT, Key, Renamed
+from ckptsurgeon.files.pickles.tree import Object, keys_of
+from ckptsurgeon.plans.edits import ABSENT, Each, Key, Renamed
+from ckptsurgeon.plans.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class New:
     """What a leaf of a patch becomes; what is above it is a dict by key."""
 
     value: Any
+
+
+def plant(patch: dict[Key, Any], path: Sequence[Key | Each], new: New) -> None:
+    """Have each leaf that `path` leads to become `new` in `patch`."""
+    nodes = [patch]
+    for step in path[:-1]:
+        nodes = [node.setdefault(key, {}) for node in nodes for key in keys_of(step)]
+    for key in keys_of(path[-1]):
+        for node in nodes:
+            node[key] = new
 
 
 def patched(tree: Any, patch: Mapping[Key, Any]) -> Any:

@@ -14,7 +14,7 @@ from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, NUMBERS, element, number
 from ckptsurgeon.files.pickles.tree import Tensor, get, get_each
 from ckptsurgeon.formats.fields.columns import Column, Places
-from ckptsurgeon.formats.fields.patched import New, patched
+from ckptsurgeon.formats.fields.patched import New, patched, plant
 from ckptsurgeon.formats.fields.shard_files import opened, parsing
 from ckptsurgeon.formats.fields.understood import impossible, is_bounded, problem
 from ckptsurgeon.formats.fields.values import Located, Place
@@ -180,19 +180,15 @@ class Trees:
                     if not isinstance(change, NewStep):
                         names[file] = file.with_name(str(change.new))
                     continue
-                paths: Iterable[tuple[Key, ...]] = change.paths()
-                if change.new == ZEROS:
+                new, paths = change.new, iter((change.path,))
+                if new == ZEROS:  # a tensor stays what it is: its elements are in no tree
                     scalar = [*map(_is_scalar, get_each(self.trees[file], change.path))]
-                    paths = compress(paths, scalar) if any(scalar) else ()
-                new = New(0 if change.new == ZEROS else change.new)
+                    new, paths = 0, compress(change.paths(), scalar) if any(scalar) else iter(())
                 for path in paths:
-                    if not path:  # the file is one value
-                        roots[file] = new.value
-                        continue
-                    patch = patches.setdefault(file, {})
-                    for key in path[:-1]:
-                        patch = patch.setdefault(key, {})
-                    patch[path[-1]] = new
+                    if path:
+                        plant(patches.setdefault(file, {}), path, New(new))
+                    else:  # the file is one value
+                        roots[file] = new
         trees = {
             file: patched(tree, patches[file]) if file in patches else tree
             for file, tree in self.trees.items()

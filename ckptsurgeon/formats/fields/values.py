@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from ckptsurgeon.errors import NotUnderstood
 from ckptsurgeon.hints import Hint
 from ckptsurgeon.plans.edits import ZEROS, Fill, Key
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.promise import Promise
 
 Located = tuple[Path, tuple[Key, ...]]
@@ -233,7 +233,7 @@ class Rival(NamedTuple):
     harm: str = LOADED
 
 
-@dataclass(frozen=True)
+@frozen
 class State:
     """One checkpoint as its trainer would see it: no tensor bytes.
 

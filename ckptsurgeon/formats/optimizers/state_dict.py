@@ -97,11 +97,11 @@ def state_dict(
         raise not_understood(file, (*base, "state"), states, "a dict of states")
     if not isinstance(groups, (list, tuple)):
         raise not_understood(file, (*base, "param_groups"), groups, "a list of param groups")
-    parameters: dict[Any, Mapping[Any, Any]] = {}
+    parameters: Mapping[Any, Mapping[Any, Any]] = states
     others: dict[Any, Any] = {}
-    for key, value in states.items():
-        of_parameter = type(value) is dict or isinstance(value, Mapping)
-        (parameters if of_parameter else others)[key] = value
+    if not {*map(type, states.values())} <= {dict}:  # hardly ever
+        others = {key: value for key, value in states.items() if not isinstance(value, Mapping)}
+        parameters = {key: value for key, value in states.items() if key not in others}
     if bare:
         parameters = _one_of_each(parameters)
     state = by_key(file, (*base, "state"), parameters)

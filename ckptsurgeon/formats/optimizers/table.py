@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from types import NoneType
 from typing import Any
@@ -19,6 +18,7 @@ from ckptsurgeon.formats.optimizers import (
 )
 from ckptsurgeon.formats.optimizers.entry import CONSTANT, Entry
 from ckptsurgeon.hints import again, command
+from ckptsurgeon.plans.frozen import frozen
 
 ENTRIES: tuple[Entry, ...] = (
     *torch_optim.ENTRIES,
@@ -65,7 +65,7 @@ HYPERPARAMETERS = frozenset(
 """What `set` knows by the names of the param groups, besides those that every optimizer has."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Known:
     """What is known of the optimizers of one run besides the table: the entries of its `page`, and
     the `settings` that stay as they are, though no entry has them."""

@@ -43,12 +43,13 @@ def groups(
 def states(checkpoint: Checkpoint, file: Path, base: tuple[Key, ...]) -> States:
     """The state of each parameter in the state dict that `base` leads to. Raises NotUnderstood
     where one is no dict."""
-    each = {}
-    for key, state in _inside(checkpoint, file, base, "state", Mapping).items():
-        if type(state) is dict or isinstance(state, Mapping):
-            each[key] = state
-        elif isinstance(key, int):  # else it is of the whole optimizer
-            raise not_understood(file, (*base, "state", key), state, "the state of a parameter")
+    each = _inside(checkpoint, file, base, "state", Mapping)
+    if not {*map(type, each.values())} <= {dict}:  # hardly ever
+        for key, state in each.items():
+            if isinstance(key, int) and not isinstance(state, Mapping):
+                raise not_understood(file, (*base, "state", key), state, "the state of a parameter")
+        # What has no number is of the whole optimizer.
+        each = {key: state for key, state in each.items() if isinstance(state, Mapping)}
     return States((*base, "state"), each)
 
 

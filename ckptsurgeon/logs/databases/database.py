@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
@@ -17,6 +16,7 @@ from ckptsurgeon.logs.points import Points
 from ckptsurgeon.logs.source import Cut, NewNames, Stream, Subject
 from ckptsurgeon.logs.tracked import TrackedRun, TrackedRuns
 from ckptsurgeon.plans.edits import AnyChange, Rewrite, relative
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.log_fields import LOGS
 from ckptsurgeon.plans.queries import Queries, Statement
 from ckptsurgeon.transaction.databases import refuse_live
@@ -33,7 +33,7 @@ MOST = 2000
 End: TypeAlias = Literal["first", "last"]
 
 
-@dataclass(frozen=True)
+@frozen
 class Parted:
     """Which points of a run stay, and what the others become: a run with this id and name, or
     nothing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from ckptsurgeon.logs.mlruns.run_folder import CUT, META, NAME, RunFolder
 from ckptsurgeon.logs.source import Cut
 from ckptsurgeon.logs.tracked import TrackedRun
 from ckptsurgeon.plans.edits import AnyChange, Aside, Content, Rewrite, Span, relative
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.log_fields import LOGS
 from ckptsurgeon.transaction.home import CUT_FROM
 
@@ -24,7 +24,7 @@ FAILED = 4
 """The number of that state of a run in `meta.yaml`."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Parted:
     """A run that is cut, and the id and the name of what its branch becomes."""
 

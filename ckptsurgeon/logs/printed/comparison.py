@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ckptsurgeon.hints import Hint
 from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.promise import Promise
 
 UPDATES = 2
@@ -33,7 +34,7 @@ WORDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@frozen
 class Expected:
     """What a trainer that goes on from one checkpoint should say.
 

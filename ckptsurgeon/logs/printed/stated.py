@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from decimal import Decimal
+
+from ckptsurgeon.plans.frozen import frozen
 
 SAME = 1e-7
 """Relative: two numbers that differ by less are one. TensorBoard keeps float32, whose rounding is
@@ -13,7 +15,7 @@ SAME = 1e-7
 COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-@dataclass(frozen=True)
+@frozen
 class Number:
     """A number as it was said: `half` is half of the last unit that is meant, 0 where all digits
     are."""
@@ -54,7 +56,7 @@ def exact(value: float | str) -> Number:
     return Number(f"{value}" if isinstance(value, str) else f"{value:.9g}", float(value))
 
 
-@dataclass(frozen=True)
+@frozen
 class LoggedUpdate:
     """What one line, or the logged points of one step, say; None is what they do not say.
 

@@ -11,12 +11,13 @@ import os
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.logs.tensorboard import message
 from ckptsurgeon.logs.tensorboard.frame import Data, Opened, Records, damaged, frame
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.transaction.home import EVENTS
 
 native: Any
@@ -37,7 +38,7 @@ FURTHEST = 1 << 60
 """The step that no event reaches: what is computed from two of them stays an int64."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Index:
     """Where each record of one file is, and what it says.
 

@@ -6,7 +6,6 @@ The native module `_events` does the work where it was built; what is written is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.logs.tensorboard import event_file, message
@@ -22,6 +21,7 @@ from ckptsurgeon.logs.tensorboard.frame import (
 from ckptsurgeon.logs.tensorboard.mentions import has_mentions, rename_mentions
 from ckptsurgeon.logs.tensorboard.message import plain, tag_of
 from ckptsurgeon.logs.tensorboard.wire import as_varint, delimited, fields
+from ckptsurgeon.plans.frozen import frozen
 
 CHUNK = 1 << 20
 """Bytes of a file that are renamed at once."""
@@ -30,7 +30,7 @@ Piece = bytes | tuple[int, int]
 """New bytes, or (start, end) of bytes that stay."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Renamed:
     """What a rename met: events per (old, new) tag, all tags of the file, and the regular
     expressions in layouts that did not follow."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,6 +11,7 @@ from ckptsurgeon.logs.tensorboard import message
 from ckptsurgeon.logs.tensorboard.event_file import Index, scan
 from ckptsurgeon.logs.tensorboard.frame import OVERHEAD, Data, Opened
 from ckptsurgeon.logs.tensorboard.wire import fields
+from ckptsurgeon.plans.frozen import frozen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +28,7 @@ _PATTERNS = 8
 """Of one tag in one file; what has more is read field by field."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Point:
     """One value of one tag; `wall` is when it was logged."""
 
@@ -108,7 +108,7 @@ def column(index: Index, data: Data, tag: str, rows: Any) -> Floats:
     return out
 
 
-@dataclass(frozen=True)
+@frozen
 class _Pattern:
     """The bytes of an event from its summary on, and where in them its one number is."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptsurgeon.logs.tensorboard.wire import delimited, fields, varint
+from ckptsurgeon.plans.frozen import frozen
 
 HISTORY, SUMMARY, STATS, METRIC, RUN = 2, 3, 7, 12, 17
 """Fields of a Record that say what it is; any other is `OTHER`."""
@@ -57,7 +58,7 @@ def number(text: bytes) -> float:
         return math.nan
 
 
-@dataclass(frozen=True)
+@frozen
 class Said:
     """Its kind, the numbers that it logs by name, the step of its own that W&B counts, and the time
     of system metrics, or NaN."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs.curves import Curves
@@ -13,6 +12,7 @@ from ckptsurgeon.look import soundness
 from ckptsurgeon.look.advise.candidates import Candidate, back_to, candidates
 from ckptsurgeon.look.advise.remedies import Remedy, remedies
 from ckptsurgeon.look.advise.spikes import Spike, find, needed, unjudged
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.run.run import Run
 
 DIVERGED, RECOVERED, HEALTHY, OPEN, UNKNOWN = (
@@ -20,7 +20,7 @@ DIVERGED, RECOVERED, HEALTHY, OPEN, UNKNOWN = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@frozen
 class Advice:
     """The `verdict` is one of the five words above, `reason` why there is none. Of a run that has
     `diverged`, `spike` is the one to undo, `back_to` the saved step to go back to, and `remedies`

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.layout import logged_at
 from ckptsurgeon.logs.curves import Branch
 from ckptsurgeon.logs.signals import LOSS, SAMPLES, TOKENS
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.advise.spikes import PATIENCE, Spike
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.run.run import Run
 
 MOST = 8
@@ -20,7 +19,7 @@ SHARE = 0.01
 """The same as a share of the steps so far; the larger of both counts."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Distance:
     """What is trained again from a step on: up to the newest logged one. None: the log does not
     say it."""
@@ -31,7 +30,7 @@ class Distance:
     hours: float | None
 
 
-@dataclass(frozen=True)
+@frozen
 class Candidate:
     """A saved step before the first sign, which the log has `at` its own count, and whether it is
     `sound` up to a level of `verify`; `findings` are what is wrong with it. `too_near`: so close to

@@ -7,13 +7,13 @@ one is the least that may help.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ckptsurgeon.formats import State
 from ckptsurgeon.logs.curves import Branch
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS, LOSS_SCALE, LR
 from ckptsurgeon.look.advise.spikes import Spike
+from ckptsurgeon.plans.frozen import frozen
 
 AROUND = 100
 """Batches that are passed over before the first sign, and after it: PaLM took 200 to 500."""
@@ -22,7 +22,7 @@ ROSE = 1.05
 LOWER_BETA2 = 0.95
 
 
-@dataclass(frozen=True)
+@frozen
 class Remedy:
     """A recipe as plain data. `others` say the same for trainers that can't express it so; `why`
     is what in the logs speaks for it, `source` who did it."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ckptsurgeon.look.advise.ramps import foot
 from ckptsurgeon.look.advise.rules import STEADY, Floats, noise
+from ckptsurgeon.plans.frozen import frozen
 
 SHARE, LEARNT, NOISES = 0.125, 0.05, 4.0
 """A rise matters that is more than an eighth of the level, a twentieth of what the run has learnt
@@ -20,7 +19,7 @@ LIMIT = 5.0
 """Sum of what lies above half of such a rise, in rises, at which it is one."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Rise:
     """A rise that matters: the point from which on it grew, and the one at which it was `seen`.
     `level` is the best level before it, `size` the least rise over it that matters."""

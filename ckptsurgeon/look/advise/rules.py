@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS, LOSS_SCALE
+from ckptsurgeon.plans.frozen import frozen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -153,7 +153,7 @@ def noise(values: Floats) -> float:
     return most / (0.6745 * math.sqrt(1.5))
 
 
-@dataclass(frozen=True)
+@frozen
 class Rule:
     """A rule as `--rule` names it: what it says in the output, and the signals that it judges.
     `judge` flags points; rules without it find stretches (`signs.py`)."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ckptsurgeon.logs.curves import Branch
 from ckptsurgeon.logs.signals import LOSS, LOSS_SCALE
 from ckptsurgeon.look.advise.rules import RULES, falls
+from ckptsurgeon.plans.frozen import frozen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Flags: TypeAlias = "NDArray[np.bool_]"
 
 
-@dataclass(frozen=True)
+@frozen
 class Sign:
     """A point at which a rule says that a signal left its course. `seen` is the step from which on
     it was there for sure: later than `step` for a slow rise, and for a scale that fell and fell."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ckptsurgeon.logs.curves import Branch, Curve
@@ -11,6 +11,7 @@ from ckptsurgeon.logs.signals import GRAD_NORM, LOSS
 from ckptsurgeon.look.advise.rises import LONG, Rise, cusum, onset, scale
 from ckptsurgeon.look.advise.rules import Floats, noise
 from ckptsurgeon.look.advise.signs import Sign, signs
+from ckptsurgeon.plans.frozen import frozen
 
 PATIENCE = 100
 """Steps within which the loss must be back, or the spike is malignant: as far as PaLM went back."""
@@ -36,7 +37,7 @@ LEAST = 4 * SETTLED
 AUTO = ("olmo2", "olmo-core", "early", "loss-scale", "cusum", "nan")
 
 
-@dataclass(frozen=True)
+@frozen
 class Spike:
     """From the step `first`, at which `signal` moved by `rule`, to `last`, at which the loss was
     back, or None. `peak` is the highest value of the loss.

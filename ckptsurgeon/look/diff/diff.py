@@ -21,6 +21,7 @@ from ckptsurgeon.look.diff.tensors import Tensors
 from ckptsurgeon.look.diff.versions import Version
 from ckptsurgeon.plans.edits import ABSENT, AnyChange, Aside, Change, NewText, Rewrite
 from ckptsurgeon.plans.edits import Content as NewBytes
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.log_fields import LOGS, TENSORBOARD
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.transaction.home import EVENTS
@@ -32,7 +33,7 @@ YAML = ".yaml"
 """How the files end that say how a run is started."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Diff:
     """How `one` and `other` differ. `tensors` is None where they were not asked for, and
     `not_compared` says what could not be held against each other."""

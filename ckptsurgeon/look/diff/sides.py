@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.formats.detect import is_run
 from ckptsurgeon.formats.layout import NamesEpochs
 from ckptsurgeon.look.diff.versions import TREES, Version
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.run.search import SETTINGS
 from ckptsurgeon.transaction.home import is_log
@@ -16,7 +16,7 @@ from ckptsurgeon.transaction.home import is_log
 NUMBER = re.compile(r"\d{1,18}")
 
 
-@dataclass(frozen=True)
+@frozen
 class Side:
     """A run, and the step of it that is meant; None: all of it."""
 

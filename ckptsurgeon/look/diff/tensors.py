@@ -17,6 +17,7 @@ from ckptsurgeon.formats import Weight
 from ckptsurgeon.formats.tensors.strips import contiguous
 from ckptsurgeon.look.diff.files import Difference, Twin
 from ckptsurgeon.plans.edits import Key
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.progress import Progress, counted
 from ckptsurgeon.remote import reads
 from ckptsurgeon.workers import Workers, at_work
@@ -25,7 +26,7 @@ PART = 1 << 18
 """Elements that are compared at once."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Changed:
     """A tensor whose elements differ: how many, the norm of the difference as a share of the first
     one's norm, and the largest single difference; None where elements are no numbers."""

@@ -16,6 +16,7 @@ from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.fields.constants import PICKLED, TORCH
 from ckptsurgeon.look.diff.leaves import Leaves, leaves
 from ckptsurgeon.plans.edits import Key
+from ckptsurgeon.plans.frozen import frozen
 
 TREES = (*TORCH, PICKLED)
 """How the names of files end in which there is a tree."""
@@ -23,7 +24,7 @@ SMALL = 8 << 20
 """Bytes of the largest file of text that is read."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Version:
     """The bytes of one file: those at `path`, or its first `size`. `folder` is where the files that
     it names lie, if it is not its own."""
@@ -62,7 +63,7 @@ class Version:
         return (mine.st_dev, mine.st_ino) == (its.st_dev, its.st_ino)
 
 
-@dataclass(frozen=True)
+@frozen
 class Held:
     """A tensor and its archive; one in chunks (`Whole`) has an archive for each of them."""
 

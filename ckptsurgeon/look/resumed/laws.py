@@ -12,10 +12,10 @@ below the bound where it is, and above it only falls.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from ckptsurgeon.look.vitals.bound import FLOOR, TOLERANCE, ratio
+from ckptsurgeon.plans.frozen import frozen
 
 LOST = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """What rounding takes of a mean that is kept in 16 bits, at most, at every update."""
@@ -27,7 +27,7 @@ TRIED = 1000
 """Counts of updates that the largest correction is taken over: it changes slowly with the count."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Moments:
     """The law of `updates` updates. `limit` is c; None where only v' >= b2^k v is said: moments of
     16 bits, an unknown count, betas with b1^2 >= b2."""
@@ -85,7 +85,7 @@ class Moments:
             return int(numpy.count_nonzero((far > most) & (added >= 0)))
 
 
-@dataclass(frozen=True)
+@frozen
 class Movement:
     """How far `updates` updates can move a weight, whose rates are `rate` at most. An update is
     `rate` times |m| / sqrt(v), which the correction of the biases makes `corrected` times as large,

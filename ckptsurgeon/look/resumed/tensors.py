@@ -22,6 +22,7 @@ from ckptsurgeon.look.vitals.bound import FLOOR
 from ckptsurgeon.look.vitals.facts import named
 from ckptsurgeon.look.vitals.jobs import Planner, Range, Source, strips_of
 from ckptsurgeon.look.vitals.reader import BLOCK, Reader
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.progress import Progress, counted
 from ckptsurgeon.workers import Workers, at_work
@@ -33,7 +34,7 @@ WEIGHTS = ("master", "weights")
 """What an update moves, the first that both steps keep in full."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Job:
     """The elements of one strip in both steps, by kind, and what is to hold of them."""
 

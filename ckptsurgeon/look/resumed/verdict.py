@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.plans.edits import AnyChange, Change
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.plan import Receipt
 
 AGREES, DIFFERS, NOT_COMPARED = "agrees", "differs", "not compared"
 
 
-@dataclass(frozen=True)
+@frozen
 class Verdict:
     """`verdict` is one of AGREES, DIFFERS, NOT_COMPARED; `text` of the second is a sentence of its
     own, of the others it goes on after `subject`."""

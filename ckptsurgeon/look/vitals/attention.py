@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
@@ -11,12 +11,13 @@ from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.tensors.logits import SIGMAS, Logits, logits
 from ckptsurgeon.formats.tensors.stretches import by_parameter
 from ckptsurgeon.look.vitals.observations import Observation
+from ckptsurgeon.plans.frozen import frozen
 
 CLIPPED = 100.0
 """The largest logit from which on Kimi K2 clips."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Attention:
     """The head of a layer whose logits have the largest root mean square, for isotropic inputs;
     `bound` is what no input exceeds, `before` what the largest head of the layer had at

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ckptsurgeon.formats import Adam
 from ckptsurgeon.plans.edits import Change
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.plan import Receipt
 
 TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 1.0, "float16": 1.0}
@@ -25,7 +25,7 @@ FLOOR = {"float64": 1e-30, "float32": 1e-30, "bfloat16": 1e-30, "float16": 1e-6}
 in fp32. What is below counts as this much."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Edited:
     """Betas that a surgery replaced `updates` ago."""
 

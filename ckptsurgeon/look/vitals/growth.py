@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.look.vitals.facts import named
@@ -12,6 +12,7 @@ from ckptsurgeon.look.vitals.jobs import Source, jobs
 from ckptsurgeon.look.vitals.observations import Observation
 from ckptsurgeon.look.vitals.reading import Reading
 from ckptsurgeon.look.vitals.scan import scan
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.workers import Workers
 
@@ -21,7 +22,7 @@ LARGE = 2.0
 """Times by which a norm grew, or fell, from which it is said among what is unusual."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Growth:
     """The norm of a parameter's weights, and what it was at the earlier step."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from ckptsurgeon.formats.fields.constants import ODD
 from ckptsurgeon.formats.fields.values import UNSET
 from ckptsurgeon.formats.tensors.strips import contiguous, dense, strips
 from ckptsurgeon.look.vitals.bound import Edited, limit
+from ckptsurgeon.plans.frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Range:
     """Elements of one record: they begin at byte `start` of the archive, as its `first`-th."""
 
@@ -30,7 +31,7 @@ class Range:
     kind: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Coded:
     """Elements of one byte: where they are, where the scales of their blocks and the numbers of
     their code book are, how many of both there are, and how many elements are in a block."""
@@ -43,7 +44,7 @@ class Coded:
     block: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Job:
     """`numel` elements that are read side by side, and what is known of them."""
 
@@ -65,7 +66,7 @@ class Job:
         return self.ranges[0] if self.ranges else next(iter(self.coded.values())).codes
 
 
-@dataclass(frozen=True)
+@frozen
 class Source:
     """An archive to be read; `kind` is that of its one tensor if it is a blob of a moment."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look.vitals.reading import Numbers, Reading
+from ckptsurgeon.plans.frozen import frozen
 
 AGREEING = 0.6
 """An update RMS above it: most gradients of the tensor agree in sign."""
@@ -33,7 +33,7 @@ NORM = re.compile(r"(norm|(^|[._])ln(_\w+)?)([._]\d+)?\.weight$", re.IGNORECASE)
 EXPERT = re.compile(r"experts?[._](?:\w+[._])*?(\d+)(?=[._]|$)")
 
 
-@dataclass(frozen=True)
+@frozen
 class Observation:
     """One sentence about one parameter; `weight` orders them, 1 is at the edge of the usual."""
 
@@ -43,7 +43,7 @@ class Observation:
     weight: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Sign:
     """The numbers of one parameter over all files; None where they are not kept."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from ckptsurgeon.formats import Adam
 from ckptsurgeon.look.vitals.reading import Pair, Reading
+from ckptsurgeon.plans.frozen import frozen
 
 SAMPLE = 8192
 """Elements of a tensor whose ranks are compared, of those that have at least half as many."""
@@ -22,7 +22,7 @@ class Room:
         self.a, self.b = numpy.empty(size, dtype), numpy.empty(size, dtype)
 
 
-@dataclass(frozen=True)
+@frozen
 class Law:
     """What the moments of one strip must keep, and what makes an update of them."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files.archives.archive import Archive
@@ -16,13 +16,14 @@ from ckptsurgeon.look.vitals.attention import Attention
 from ckptsurgeon.look.vitals.growth import Growth
 from ckptsurgeon.look.vitals.jobs import Source, strips_of
 from ckptsurgeon.look.vitals.observations import Observation, Sign
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.progress import Progress
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
 from ckptsurgeon.workers import Workers
 
 
-@dataclass(frozen=True)
+@frozen
 class Vitals:
     """What the tensors of `step` say: `facts` can't be true of a sound step, `observations` are
     unusual, the most unusual first. `signs` has the numbers of each parameter, `noise` is the

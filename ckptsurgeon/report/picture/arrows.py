@@ -6,7 +6,8 @@ They run above the curves, each at a height at which it crosses no other, with i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from ckptsurgeon.plans.frozen import frozen
 
 MOST = 8
 """Heights. With more the labels would take the picture; then arrows share the last one."""
@@ -14,7 +15,7 @@ LABEL = 120
 """Characters of a label."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Arrow:
     """From (`x`, `y`) back to (`to_x`, `to_y`), all of the loss's axes; `row` counts from the top
     of the curves."""

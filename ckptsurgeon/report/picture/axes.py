@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.logs.curves import Branch
 from ckptsurgeon.logs.signals import LOSS, SAMPLES, TOKENS
+from ckptsurgeon.plans.frozen import frozen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +20,7 @@ KINDS = ("steps", "tokens", "samples", "time")
 _SIGNALS = {"tokens": TOKENS, "samples": SAMPLES}
 
 
-@dataclass(frozen=True)
+@frozen
 class Axis:
     """`kind` is one of KINDS; `zero` is when the run began, for `time`, and `unit` the seconds of
     what it counts in."""

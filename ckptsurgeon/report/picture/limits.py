@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ckptsurgeon.look.advise.rules import noise
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.report.picture.thin import smoothed
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ NARROWEST = 0.004
 """The share of the x axis that a single point without a number takes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Limits:
     """The lowest and the highest loss on an axis, which is logarithmic if `log`."""
 

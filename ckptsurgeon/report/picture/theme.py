@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ckptsurgeon.plans.frozen import frozen
 
 NORMAL, SMALL = 10.0, 9.0
 """Points of letters."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Theme:
     """`kept` and `left` are the branches; `bad` is what is broken, `sign` what advise points at."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.remote import reads
 from ckptsurgeon.remote.mirror import Mirror
 from ckptsurgeon.remote.store import CONNECTIONS
@@ -16,7 +16,7 @@ from ckptsurgeon.remote.writes import Head, Writes
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@frozen
 class Place:
     """The run at `root` in the mirror, and who writes to its objects."""
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Append, Hole, Move, Replace, Tail, Truncate
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.remote import parts
 from ckptsurgeon.remote.parts import Range, Segment
 from ckptsurgeon.remote.writes import Changed, Head, Upload
@@ -29,7 +29,7 @@ SENT = 8 << 20
 send it has a condition everywhere."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Ready:
     """The parts of a new object, which lack nothing but to be joined, in place of the one with the
     ETag `over`."""
