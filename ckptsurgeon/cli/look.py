@@ -69,8 +69,8 @@ def _loss_tail(run: Run) -> LossTail | None:
 
 
 def _loss(run: Run, common: Common) -> tuple[Sequence[Row], tuple[str, Hint] | None]:
-    """The end of the loss, and what is wrong with it, on a terminal only: scripts read --json."""
-    if not sys.stdout.isatty() or (seen := _loss_tail(run)) is None:
+    """The end of the loss, and what is wrong with it."""
+    if (seen := _loss_tail(run)) is None:
         return (), None
     from ckptsurgeon.report.sparkline import headline, sparkline, unremarkable
 

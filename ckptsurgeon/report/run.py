@@ -205,7 +205,7 @@ def _surgery(run: Run) -> list[Row]:
     last = receipts[-1]
     rows.insert(0, Row("surgery", f"{last.id}  {last.title}", last.when))
     if len(receipts) > 1:
-        rows.append(Row("surgery", f"{len(receipts) - 1} more: {command('log')}"))
+        rows.append(Row("surgery", f"{len(receipts) - 1} more", text(command("log"))))
     return rows
 
 

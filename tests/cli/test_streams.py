@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import on_terminal
 from tests.conftest import Trained
 from tests.support.launch import REPO
 
@@ -103,3 +105,26 @@ def test_what_is_looked_at_and_can_not_be_shown_is_an_error(trained: Trained, wo
     assert done.returncode == 1
     assert done.stderr.startswith("error: No space left on device\nuntouched: ")
     assert "Exception ignored" not in done.stderr
+
+
+def test_no_command_asks_whether_its_answer_goes_to_a_terminal() -> None:
+    """A law: who keeps an answer in a file knows what another sees. Only colours may differ, which
+    `report/terminal.py` decides, and bars of progress, on stderr."""
+    asks = {
+        f"{path.relative_to(REPO)}: {line.strip()}"
+        for path in (REPO / "ckptsurgeon").rglob("*.py")
+        for line in path.read_text("utf-8").splitlines()
+        if "isatty" in line and not re.search(r"sys\.(stdin|stderr)\.isatty\(\)", line)
+    }
+    assert {line.partition(":")[0] for line in asks} == {
+        "ckptsurgeon/report/terminal.py",
+        "ckptsurgeon/report/progress.py",
+    }, asks
+
+
+def test_what_status_says_on_a_terminal_it_says_in_a_pipe(diverged: Path) -> None:
+    code, shown = on_terminal("", "-C", diverged, "status")
+    piped = shell(f"COLUMNS=100 surgeon status -C {diverged} | tee {diverged}/kept")
+    assert (code, piped.returncode) == (0, 0)
+    assert piped.stdout == shown == (diverged / "kept").read_text()
+    assert "the loss diverged at step 201" in shown

@@ -12,8 +12,9 @@ from ckptsurgeon import Hyperparameters, Recipe, surgery
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.report.style import Row, Style, packed, table
 from ckptsurgeon.run.run import Run
-from tests.cli.conftest import Surgeon
+from tests.cli.conftest import Surgeon, hints
 from tests.conftest import Trained
+from tests.support.event_logs import spiked, write_log
 from tests.support.tiny_run import make_run
 
 WIDTHS = ("50", "80", "200")
@@ -92,6 +93,18 @@ def test_a_run_of_another_trainer_fits(
     monkeypatch.chdir(make_run(tmp_path))
     for words in (["status"], ["show"], ["set", "lr=2e-3", "beta1=0.8", "--dry-run"]):
         narrow(surgeon, *words, width=width)
+
+
+def test_no_command_of_status_is_broken_in_two_where_the_path_is_long(
+    surgeon: Surgeon, tmp_path: Path
+) -> None:
+    root = make_run(tmp_path / "a-name-that-is-long" / ("x" * 60))
+    write_log(root / "runs", spiked())
+    for change in ("lr=2e-3", "lr=3e-3", "lr=4e-3"):
+        assert surgeon("set", change, "--yes", "-C", root).exit_code == 0
+    told = hints(surgeon("status", "-C", root).stdout)
+    assert [words[:2] for words in told] == [["-C", str(root)]] * 2
+    assert [words[2] for words in told] == ["advise", "log"]
 
 
 def test_a_note_that_does_not_fit_stands_below_its_text() -> None:
