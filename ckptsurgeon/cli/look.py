@@ -240,7 +240,7 @@ def doctor(
     ckptsurgeon doctor --vitals
     ckptsurgeon doctor --vitals --against 6
     """
-    from ckptsurgeon.look.doctor import diagnose
+    from ckptsurgeon.look.doctor import diagnose, judged
     from ckptsurgeon.look.finding import Finding
     from ckptsurgeon.look.vitals.vitals import examine
 
@@ -248,7 +248,8 @@ def doctor(
     if option and not vitals:
         raise UsageError(f"{option} belongs to --vitals", next=again("--vitals"))
     run = common.open_run()
-    diagnoses = diagnose(run)
+    loss = judged(run)
+    diagnoses = diagnose(run, loss)
     seen = None
     if vitals:
         check = command("verify", "--level", "4", why="all that is wrong with the step")
@@ -267,8 +268,8 @@ def doctor(
             except SurgeryError as error:  # mostly one that is among the findings already
                 diagnoses.append(Finding(f"the vital signs can't be read: {error.what}", check))
     common.answer(
-        lambda: report.diagnoses(run, diagnoses, common.style, seen),
-        lambda: report.diagnoses_json(run, diagnoses, seen),
+        lambda: report.diagnoses(run, diagnoses, common.style, loss, seen),
+        lambda: report.diagnoses_json(run, diagnoses, loss, seen),
     )
     if diagnoses:
         raise typer.Exit(VerificationFailed.exit_code)

@@ -6,18 +6,14 @@ import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckptsurgeon.guard.policy import COLD, DIVERGED, HUNG, NAN, Policy
 from ckptsurgeon.look.advise.advice import DIVERGED as HAS_DIVERGED
-from ckptsurgeon.look.advise.advice import judge
+from ckptsurgeon.look.advise.advice import Advice
 from ckptsurgeon.look.histories import histories
 from ckptsurgeon.look.resumed.resume import Stamps, first_save
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.run.run import Run
-
-if TYPE_CHECKING:
-    from ckptsurgeon.logs.curves import Curves
 
 
 @frozen
@@ -32,11 +28,10 @@ class Trouble:
     status: int | None = None
 
 
-def of_the_loss(curves: Curves) -> Trouble | None:
+def of_the_loss(diagnosis: Advice) -> Trouble | None:
     """A divergence, as advise sees it."""
     from ckptsurgeon.report.advice import verdict
 
-    diagnosis = judge(curves)
     spike = diagnosis.spike
     if diagnosis.verdict != HAS_DIVERGED or spike is None:
         return None

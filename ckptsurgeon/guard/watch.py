@@ -18,6 +18,8 @@ from ckptsurgeon.guard.trainer import Trainer
 from ckptsurgeon.guard.treatment import BROKEN, NEAR, Treatment, operated_since
 from ckptsurgeon.guard.trouble import Trouble
 from ckptsurgeon.launch.kill_switch import kill_switch
+from ckptsurgeon.look.advise.advice import DIVERGED as HAS_DIVERGED
+from ckptsurgeon.look.advise.advice import HEALTHY, judge
 from ckptsurgeon.look.resumed.resume import Stamps, later_steps
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.transaction.receipts import next_id
@@ -56,7 +58,7 @@ class Watch:
         self._base: tuple[int, Stamps] | None = None
         self._surgery = ""
         self._judge_from = 0.0
-        self._unseen = ""
+        self._unseen = self._loss = ""
         self._saw = time.monotonic()
 
     @property
@@ -80,7 +82,7 @@ class Watch:
             self._treatment.tell_again(run)
         if found is None:
             open_ = f": you were asked about it: {troubles[0].what}" if troubles else ""
-            self._say(f"nothing new is wrong{open_}")
+            self._say(f"nothing new is wrong{open_ or self._loss}")
             return True
         if dry:
             self._say(found.what)
@@ -174,8 +176,12 @@ class Watch:
         wanted = self._policy.wants(DIVERGED) or self._policy.wants(NAN)
         if not wanted or trouble.written(self._also(run) or trouble.logs(run)) <= acted:
             return
+        from ckptsurgeon.report.advice import verdict
+
         began = time.monotonic()
-        found = trouble.of_the_loss(self._read(run))
+        told = judge(self._read(run))
+        found = trouble.of_the_loss(told)
+        self._loss = "" if told.verdict in (HEALTHY, HAS_DIVERGED) else f"; {verdict(told)}"
         self._judge_from = time.monotonic() + (SHARE - 1) * (time.monotonic() - began)
         if found is not None and self._policy.wants(found.cause):
             yield found

@@ -11,8 +11,9 @@ from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.formats.layout import HasHazards
 from ckptsurgeon.hints import Hint, command
+from ckptsurgeon.logs.curves import Curves
 from ckptsurgeon.look import log_end, retention
-from ckptsurgeon.look.advise import DIVERGED, judge
+from ckptsurgeon.look.advise import DIVERGED, UNKNOWN, Advice, judge
 from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.look.launch_ranks import torn
 from ckptsurgeon.look.logged import own
@@ -28,8 +29,17 @@ SCHEDULE = {"lr", "min_lr", "warmup", "decay", "decay_style", "position"}
 """Keys of `set` that move the next rate."""
 
 
-def diagnose(run: Run) -> list[Finding]:
-    """Everything that is wrong at the latest step; an empty list for a run that can go on."""
+def judged(run: Run) -> Advice:
+    """What advise says of the loss; where the logs can't be read it is unknown."""
+    try:
+        return judge(own(run, {}))
+    except (SurgeryError, OSError) as error:
+        return Advice(UNKNOWN, Curves({}), reason=str(error).splitlines()[0])
+
+
+def diagnose(run: Run, loss: Advice | None = None) -> list[Finding]:
+    """Everything that is wrong at the latest step; an empty list for a run that can go on. `loss`
+    is what was `judged` of it."""
     waiting = run.interrupted()
     if waiting is not None:
         return [Finding(f"a surgery was interrupted: {waiting}", command("recover"))]
@@ -52,7 +62,7 @@ def diagnose(run: Run) -> list[Finding]:
         )
     if isinstance(run.format, HasHazards):
         out += [Finding(*hazard) for hazard in run.format.hazards(run.root)]
-    out += _logs(run, verification.step)
+    out += _logs(run, verification.step, judged(run) if loss is None else loss)
     out += log_end.apart(run, verification.step)
     out += retention.few(run, verification.step)
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
@@ -65,19 +75,14 @@ def diagnose(run: Run) -> list[Finding]:
     return out
 
 
-def _logs(run: Run, step: int) -> list[Finding]:
+def _logs(run: Run, step: int, loss: Advice) -> list[Finding]:
     """A loss that left its course and is not back, and logs that end before `step`; nothing where
     the logs do not say."""
-    try:
-        curves = own(run, {})
-        diagnosis = judge(curves)
-    except (SurgeryError, OSError):
-        return []
     out = []
-    if diagnosis.verdict == DIVERGED and diagnosis.spike is not None:
+    if loss.verdict == DIVERGED and loss.spike is not None:
         next = command("advise", why="where to go back to, and what others did")
-        out.append(Finding(f"the loss diverged at step {diagnosis.spike.first}", next))
-    return [*out, *log_end.early(run, step, curves.kept)]
+        out.append(Finding(f"the loss diverged at step {loss.spike.first}", next))
+    return [*out, *log_end.early(run, step, loss.curves.kept)]
 
 
 def _rate(run: Run, state: State) -> list[Finding]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """Earlier spikes of the loss that are listed, the newest."""
+LOST = ("NaN", "Inf")
 LAST = 11
 """Points whose median is what the loss is now."""
 
@@ -58,10 +59,10 @@ def verdict(advice: Advice) -> str:
         return f"{said}; new level at {shifts[-1].first:,}, as other data would make it"
     if advice.verdict == "too early":
         after = count((advice.newest or spike.first) - spike.first, "step")
-        return (
-            f"too early to tell: the loss rose at {spike.first:,}{_rise(advice, spike)}, "
-            f"and the log ends {after} later"
-        )
+        lost = _lost(advice, spike.first)
+        rose = f"is {lost} at {spike.first:,}" if lost else f"rose at {spike.first:,}:"
+        size = "" if lost else _rise(advice, spike)
+        return f"too early to tell: the loss {rose}{size}, and the log ends {after} later"
     if advice.verdict == "recovered":
         assert spike.last is not None
         took = count(spike.last - spike.first, "step")
@@ -72,9 +73,18 @@ def verdict(advice: Advice) -> str:
 
 
 def _rise(advice: Advice, spike: Spike) -> str:
-    """The mean before, and the median of the last points; NaN where these are no numbers."""
+    """The mean before, and the median of the last points; NaN or Inf where these are no numbers."""
     now = _now(advice)
     return f" {now}" if spike.level is None else f" {spike.level:.3g} → {now}"
+
+
+def _lost(advice: Advice, step: int) -> str:
+    """NaN or Inf where the loss is so at this step, else nothing."""
+    import numpy as np
+
+    loss = advice.curves.kept["loss"]
+    value = float(loss.values[min(int(np.searchsorted(loss.steps, step)), len(loss) - 1)])
+    return "" if np.isfinite(value) else LOST[0] if np.isnan(value) else LOST[1]
 
 
 def _now(advice: Advice) -> str:
@@ -82,7 +92,7 @@ def _now(advice: Advice) -> str:
 
     last = advice.curves.kept["loss"].values[-LAST:]
     if not np.isfinite(last[-3:]).any():
-        return "NaN"
+        return LOST[0] if np.isnan(last[-3:]).any() else LOST[1]
     return f"{float(np.median(last[np.isfinite(last)])):.3g}"
 
 
@@ -136,11 +146,11 @@ def _evidence(spike: Spike, diagnosis: Advice) -> list[Row]:
         for i, sign in enumerate(spike.signs)
     ]
     if spike.broken is not None:
-        rows.append(Row("then", f"loss NaN at {spike.broken}", "not a finite number"))
+        rows.append(Row("then", f"loss at {spike.broken}", "not a finite number"))
     if spike.level is not None:
-        peak = "NaN" if spike.peak is None else number(float(f"{spike.peak:.4g}"))
+        peak = "no number" if spike.peak is None else number(float(f"{spike.peak:.4g}"))
         now = _now(diagnosis)
-        share = "" if now == "NaN" or not spike.level else (
+        share = "" if now in LOST or not spike.level else (
             f" ({100 * (float(now) / spike.level - 1):+.0f} %)"
         )  # fmt: skip
         rows.append(Row("loss", f"mean {spike.level:.4g} before, peak {peak}, {now} now{share}"))

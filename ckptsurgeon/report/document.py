@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, State
     from ckptsurgeon.logs.printed.comparison import Comparison
     from ckptsurgeon.look import Verification
+    from ckptsurgeon.look.advise import Advice
     from ckptsurgeon.look.finding import Finding
     from ckptsurgeon.look.loss_tail import LossTail
     from ckptsurgeon.look.resumed.verdict import Verdict
@@ -189,13 +190,14 @@ def comparison_json(comparison: Comparison | None) -> dict[str, Any] | None:
 
 
 def diagnoses_json(
-    run: Run, diagnoses: Sequence[Finding], seen: Vitals | None = None
+    run: Run, diagnoses: Sequence[Finding], loss: Advice, seen: Vitals | None = None
 ) -> dict[str, Any]:
     """The document of `doctor`."""
     return {
         "schema": SCHEMA,
         "run": str(run.root),
         "healthy": not diagnoses,
+        "loss": {"verdict": loss.verdict, "reason": loss.reason},
         "findings": _findings(diagnoses),
         "writers": run.writers(),
         "vitals": None if seen is None else _vitals(seen),

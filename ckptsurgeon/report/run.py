@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint, Place, State
     from ckptsurgeon.logs.printed.comparison import Comparison
     from ckptsurgeon.look import Verification
+    from ckptsurgeon.look.advise import Advice
     from ckptsurgeon.look.finding import Finding
     from ckptsurgeon.look.resumed.verdict import Verdict
     from ckptsurgeon.look.vitals.vitals import Vitals
@@ -331,17 +332,24 @@ def _next(values: Promise | None, style: Style) -> list[str]:
 
 
 def diagnoses(
-    run: Run, findings: Sequence[Finding], style: Style, seen: Vitals | None = None
+    run: Run, findings: Sequence[Finding], style: Style, loss: Advice, seen: Vitals | None = None
 ) -> str:
-    """Healthy, or each thing that is wrong with what helps below it; then the vital signs."""
+    """Each thing that is wrong with what helps below it, then what is known of the loss, and the
+    vital signs. Healthy is a run of which advise says so, too: else only its files are sound."""
+    from ckptsurgeon.look.advise import DIVERGED, HEALTHY, RECOVERED
+    from ckptsurgeon.report.advice import verdict
+
     name, steps = clean(run.name), count(len(run.steps()), "step")
-    lines = [f"{style.paint('healthy:', GREEN)} {name}, {steps}"]
+    good = "healthy:" if loss.verdict in (HEALTHY, RECOVERED) else "sound:"
+    lines = [f"{style.paint(good, GREEN)} {name}, {steps}"]
     if findings:
         head = f"{name}, {count(len(findings), 'finding')}"
         lines = [f"{style.paint('problems:', RED)} {head}"]
     for item in findings[:FINDINGS]:
         lines += [f"  {clean(item.what)}", f"      next: {text(item.next or '')}"]
     lines += _hidden(len(findings))
+    if loss.verdict not in (HEALTHY, DIVERGED):  # which is the first line, or a finding
+        lines += hanging("  the loss   ", clean(verdict(loss)), style)
     if (alive := run.trainer()) is not None:
         lines.append(f"  {clean(alive)}; what it saves just now is not finished yet")
     return "\n".join(lines if seen is None else [*lines, *signs(seen, style)])
