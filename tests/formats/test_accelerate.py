@@ -11,6 +11,7 @@ import torch
 from ckptsurgeon import look, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.look.doctor import diagnose
+from ckptsurgeon.look.ready import ready
 from ckptsurgeon.recipe.file import from_data, load
 from ckptsurgeon.run.run import Run
 from tests.support.launch import REPO
@@ -109,19 +110,57 @@ def loaded(workers: int = 0) -> tuple[Any, Any]:
 
 
 def test_a_loader_that_saves_its_position_is_moved(tmp_path: Path) -> None:
-    root = tmp_path / "run"
+    """From wherever in the epoch it was saved. At its end there is nothing to move: a resume begins
+    the next one."""
     accelerator, loader = loaded()
     order = []
     for number, (batch,) in enumerate(loader, 1):
         order.append(batch.tolist())
-        if number == 3:
-            accelerator.save_state(str(root / "step_3"))
-    before = snapshot(root)
-    plan = operate(root, {"skip": ["4-6"], "skip_by_counters": True})
-    assert plan.promise is not None and plan.promise.data_batches == 6
+        if number in (1, 3, 15, 16):
+            accelerator.save_state(str(tmp_path / f"run{number}" / f"step_{number}"))
+    for number in (1, 3, 15, 16):
+        root = tmp_path / f"run{number}"
+        before = snapshot(root)
+        said = look.inspect(Run.open(root), number).promise.data_batches
+        assert said == (number if number < len(order) else None)
+        assert resumed(root / f"step_{number}") == (order[number:] or order)
+        for recipe in ({"skip": ["17"], "skip_by_counters": True}, {"set": {"data_batches": 6}}):
+            if said is None:
+                with pytest.raises(SurgeryError):
+                    surgery.plan(Run.open(root), from_data(recipe))
+                continue
+            recipe |= {"skip": [f"{number + 1}-{number + 3}"]} if "skip" in recipe else {}
+            plan = operate(root, recipe)
+            assert plan.promise is not None and plan.promise.data_batches is not None
+            assert not [warning for warning in plan.warnings if "--" in warning]  # a Trainer's
+            if plan.promise.data_batches < len(order):
+                assert resumed(root / f"step_{number}") == order[plan.promise.data_batches :]
+            take_back(root, before)
+
+
+def resumed(step: Path) -> list[Any]:
+    """What a loader gives out after a load, to the end of the epoch."""
     accelerator, loader = loaded()
-    accelerator.load_state(str(root / "step_3"))
-    assert [batch.tolist() for (batch,) in loader] == order[6:]
+    accelerator.load_state(str(step))
+    return [batch.tolist() for (batch,) in loader]
+
+
+@pytest.mark.parametrize("left", ["checkpoint-8", "checkpoint-8-bad", "checkpoints-12-of-may"])
+def test_what_diffusers_would_resume_leaves_with_the_steps(tmp_path: Path, left: str) -> None:
+    """Its scripts take the folder with the highest number after the first dash, whatever it is:
+    one that was renamed, or whose save was cut off."""
+    root = tmp_path / "run"
+    accelerator, *_ = accelerated()
+    for step in (2, 4, 6):
+        accelerator.save_state(str(root / f"checkpoint-{step}"))
+    (root / left / "unet_ema").mkdir(parents=True)
+    (root / "checkpoint-3-kept").mkdir()  # below: nobody resumes it
+    before = snapshot(root)
+    assert left in str(ready(Run.open(root)).found)
+    operate(root, {"rollback": {"to": 4}})
+    dirs = [path.name for path in root.iterdir() if path.name.startswith("checkpoint")]
+    assert sorted(dirs) == ["checkpoint-2", "checkpoint-3-kept", "checkpoint-4"]
+    assert max(dirs, key=lambda name: int(name.split("-")[1])) == "checkpoint-4"
     take_back(root, before)
 
 

@@ -15,6 +15,7 @@ from typing import ClassVar
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.capabilities import HasHeads, HasWeights
 from ckptsurgeon.formats.fields.constants import GROUP, SAFE
+from ckptsurgeon.formats.fields.understood import mapping
 from ckptsurgeon.formats.fields.values import Decay, Part, Place, Setting, Weight
 from ckptsurgeon.formats.heads import head_counts, heads
 from ckptsurgeon.formats.heads.heads import Attention
@@ -26,20 +27,26 @@ from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.schedules import torch_classes, transformers
 from ckptsurgeon.formats.schedules.check import refuse_several
+from ckptsurgeon.hints import command
 
 
 def batches(checkpoint: JsonBeside, file: Path) -> list[Place]:
     """Where torchdata's StatefulDataLoader counts what it has given out; none where workers, a
-    sampler or the data set keep a state of their own, which would have to move too."""
+    sampler or the data set keep a state of their own, which would have to move too, and none where
+    it had given out all: a resume begins the next epoch, whatever it had counted."""
     state = checkpoint.trees[file]
     if not isinstance(state, Mapping) or any(state.get(key) is not None for key in OWN):
+        return []
+    if state.get(FINISHED):
         return []
     return [place for key in COUNTS for place in checkpoint.at(file, (key,))]
 
 
 COUNTS = ("_num_yielded", "_sampler_iter_yielded")
 OWN = ("_snapshot", "_sampler_iter_state", "_index_sampler_state", "fetcher_state", "dataset_state")
-"""Keys of a loader's state: its two counters, and the states of what it is made of."""
+FINISHED = "_iterator_finished"
+"""Keys of a loader's state: its two counters, the states of what it is made of, and whether it was
+at the end of an epoch."""
 
 
 @dataclass
@@ -107,6 +114,18 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint, Ha
         for name in sorted(item.name for item in self.path.iterdir() if item.is_file()):
             if "optim" in name and name not in known:
                 yield f"{name} is not loaded by {self.family}: it is left as it is"
+
+    def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
+        """A loader that was at the end of an epoch goes on with the next one. Raises
+        SurgeryError."""
+        ended = [p for p in self.loaders if mapping(self.trees[p]).get(FINISHED)]
+        if counter == "data_batches" and ended:
+            raise SurgeryError(
+                f"{ended[0].parent.name}/{ended[0].name} was saved at the end of an epoch: a "
+                "resume begins the next one, whatever it has counted",
+                next=command("status", why="the steps: one inside of an epoch has a position"),
+            )
+        return super().recount(counter, value)
 
     def iteration(self) -> int:
         """`global_step`; of Accelerate the number in the name."""

@@ -45,6 +45,8 @@ UNLOADED = (
     "LOCAL_STATE_DICT saved it, and Accelerate (1.15) loads no such file: a resume from this step "
     "ends with an error"
 )
+LATEST = re.compile(r"checkpoint[^-]*-(\d+)(?:-.*)?")
+"""What diffusers' scripts take for a step, and how they read its number."""
 CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
 """What the script registered with Accelerate: a scheduler of its own may be among it."""
 
@@ -244,18 +246,21 @@ class Accelerate(_Saved, CountsSaves, NamesElsewhere):
         return folder if self._automatic(folder) and not (folder / HOME).is_dir() else run
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
-        """With automatic naming the highest number is loaded, whatever the folder holds."""
+        """With automatic naming, and with that of diffusers' scripts, the highest number is loaded,
+        whatever the folder holds."""
         folder = self.steps_in(run)
-        if folder == run and not self._automatic(run):
-            return []
         steps = {path for number in self.steps(run) for path in self.entries(run, number)}
-        numbers = {name: re.findall(r"\d+", name) for name in listed(folder)}
+        if folder != run or self._automatic(run):
+            number, by = re.compile(r"\D*(\d+).*"), ""
+        elif any(re.fullmatch(r"checkpoint-\d+", path.name) for path in steps):
+            number, by = LATEST, " by --resume_from_checkpoint latest"
+        else:
+            return []
+        found = {name: number.fullmatch(name) for name in listed(folder)}
         return [
-            Rival(
-                int(found[0][:18]), f"{name} is loaded as checkpoint {found[0]}", (folder / name,)
-            )
-            for name, found in numbers.items()
-            if found and int(found[0][:18]) > step and folder / name not in steps
+            Rival(int(of[1][:18]), f"{name} is loaded as checkpoint {of[1]}{by}", (folder / name,))
+            for name, of in found.items()
+            if of and int(of[1][:18]) > step and folder / name not in steps
         ]
 
     def stale_pointers(self, run: Path, step: int) -> list[str]:

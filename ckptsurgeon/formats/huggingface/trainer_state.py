@@ -29,7 +29,8 @@ class TrainerState(JsonBeside, Ranks, Rebatches):
     def recount(self, counter: str, value: int) -> tuple[list[Setting], list[str]]:
         """The Trainer passes over the batches of so many updates when it resumes."""
         settings, notes = super().recount(counter, value)
-        return settings, [*notes, *_passed_over(settings, value)]
+        passed = _passed_over(settings, value) if counter == "iteration" else ()
+        return settings, [*notes, *passed]
 
     def rebatch(
         self, size: int | None, ramp: Sequence[int] | None, own_config: bool
