@@ -257,7 +257,7 @@ def _resume(run: Run, plan: Plan) -> Hint:
 
 def _read_back(run: Run) -> str:
     """How to hold the trainer to the promise: by its event files, where it prints no rate."""
-    from ckptsurgeon.logs.printed.families import MUTE
+    from ckptsurgeon.logs.printed.mute import MUTE
 
     folders = run.logs.folders() if run.format.name in MUTE else []
     if not folders:

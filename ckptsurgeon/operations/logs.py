@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.hints import again
 from ckptsurgeon.operations import carried_logs
@@ -153,20 +154,27 @@ class Logs(Section):
         if not events.note or not steps:
             return []
         text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
-        ends = {source: _ends(source) for source in run.log_sources()}
+        folders = event_folders(run)
+        others = run.log_sources()[len(folders) :]
+        if len(folders) > 1:
+            ends = {folder: _ends(folder) for folder in folders}
 
-        def far(source: LogSource) -> tuple[bool, int]:
-            reached = [end for end in ends[source] if end >= min(steps)]
-            return (False, min(reached)) if reached else (True, -max(ends[source], default=0))
+            def far(folder: LogSource) -> tuple[bool, int]:
+                reached = [end for end in ends[folder] if end >= min(steps)]
+                return (False, min(reached)) if reached else (True, -max(ends[folder], default=0))
 
-        for source in sorted(ends, key=far):
+            folders = sorted(folders, key=far)
+        for source in (*folders, *others):
             if note := source.note(min(steps), text, time.time()):
                 return note
         return []
 
 
 def _ends(source: LogSource) -> list[int]:
-    return [stream.last for stream in source.streams() if stream.last is not None]
+    """Where its logs end; nowhere where they can't be read: a note needs none of it."""
+    with suppress(SurgeryError):
+        return [stream.last for stream in source.streams() if stream.last is not None]
+    return []
 
 
 # --- commands ------------------------------------------------------------------------------------

@@ -64,8 +64,6 @@ FAMILIES: Mapping[str, Sequence[Family]] = {
     "composer-sharded": (COMPOSER,),
 }
 """Format → who may have saved it; the first one that reads a line has it."""
-MUTE = ("lightning", "lightning-sharded", "lightning-deepspeed", "nemo", "torchtitan")
-"""Formats whose trainers print no rate: it is in what they log."""
 
 
 def families(format: str, own: bool = False) -> Sequence[Family]:
