@@ -198,6 +198,24 @@ class SkipsByFlag(Capability, ABC):
         flag that has them takes its place. As `advise_skip` of the format takes them."""
 
 
+class SetsAnew(Capability, ABC):
+    """Its trainer makes some settings of the param groups itself, whatever a checkpoint holds."""
+
+    @abstractmethod
+    def set_anew(self, key: str, value: str) -> str:
+        """What a user does in the trainer for `value` of such a setting; "" for any other one."""
+
+    @classmethod
+    def refuse(cls, checkpoint: Checkpoint, key: str, value: float) -> None:
+        """Raise SurgeryError where the trainer makes `key` itself."""
+        own = cls.optional(checkpoint)
+        if own is not None and (advice := own.set_anew(key, f"{value:g}")):
+            raise SurgeryError(
+                f"the checkpoint does not decide {key}: its trainer makes it anew at each start",
+                next=advice,
+            )
+
+
 class CountsMore(Capability, ABC):
     """It keeps numbers that no recipe sets, and that are those of another step in another one."""
 

@@ -1,8 +1,8 @@
 """What a logged number is of a run: loss, gradient norm, loss scale, …, by the name it has in logs.
 
 Names are those of Megatron-LM and Megatron-DeepSpeed (`training_log`), torchtitan and OLMo-core
-(`printed/` names the files), transformers, nanotron, metaseq and fairseq, Lightning's examples, and
-DeepSpeed's monitor.
+(`printed/` names the files), transformers, nanotron, metaseq and fairseq, Meta Lingua, Lightning's
+examples, and DeepSpeed's monitor.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "lm-loss-training/lm loss", "lm loss", "loss_metrics/global_avg_loss", "train/CE loss",
         "train/loss", "train_loss", "training_loss", "lm_loss", "loss", "train/train_loss",
         "Train/loss", "Loss/train", "train_loss_step", "Train/Samples/train_loss", "trl",
-        "loss/train/total",
+        "loss/train/total", "loss/out",
     ),
     GRAD_NORM: (
         "grad-norm/grad-norm", "grad-norm", "grad_norm", "optim/total grad norm",
         "train/grad_norm", "gnorm", "gradient_norm", "train/grad-norm", "total_grad_norm", "norm",
-        "l2_norm/grad/global",
+        "l2_norm/grad/global", "optim/grad_norm",
     ),
     LOSS_SCALE: (
         "loss-scale/loss-scale", "loss-scale", "loss_scale", "train/loss_scale",
@@ -33,6 +33,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "learning-rate/learning-rate", "learning-rate", "lr", "optim/LR (group 0)",
         "train/learning_rate", "learning_rate", "train/lr", "lr-AdamW", "lr-Adam",
         "Train/Samples/lr", "lr-AdamW/group0", "lr-DecoupledAdamW/group0",
+        "optim/lr",
     ),
     BATCH_SIZE: ("batch-size/batch-size", "batch-size", "batch_size", "global_batch_size"),
     SAMPLES: (

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.expressions import matching
 from ckptsurgeon.formats import Checkpoint, Place, Setting
-from ckptsurgeon.formats.capabilities import NamesGroups
+from ckptsurgeon.formats.capabilities import NamesGroups, SetsAnew
 from ckptsurgeon.formats.optimizers.table import HYPERPARAMETERS
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.hints import command
@@ -90,6 +90,8 @@ class GroupSettings(Section):
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         setter = PlaceChanges(run)
         for key, value in self.given().items():
+            if key != "lr" or not checkpoint.locate("scheduler"):
+                SetsAnew.refuse(checkpoint, key, value)
             name, index = PLURAL.get(key, (key, None))
             for place in _matching(checkpoint, name, self.params):
                 if index is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint, Place
-from ckptsurgeon.formats.capabilities import AdjustsGroups
+from ckptsurgeon.formats.capabilities import AdjustsGroups, SetsAnew
 from ckptsurgeon.formats.schedules.check import refuse_computed
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.place_changes import PlaceChanges
@@ -57,11 +57,13 @@ class Setter(PlaceChanges):
 
     def beta(self, index: int, value: float) -> None:
         """One of Adam's two, in every param group."""
+        SetsAnew.refuse(self.checkpoint, f"beta{index + 1}", value)
         for place in self._places("betas", self.run.format.advise_setting("betas")):
             self.put_nth("betas", place, index, float(value))
 
     def groups(self, key: str, value: float) -> None:
         """A weight decay of 0 marks biases and layer norms: such a group keeps it."""
+        SetsAnew.refuse(self.checkpoint, key, value)
         places = self._places(key, self.run.format.advise_setting(key))
         if any(isinstance(place.value, (list, tuple)) for place in places):
             raise SurgeryError(
@@ -82,6 +84,7 @@ class Setter(PlaceChanges):
     def setting(self, key: str, value: float) -> None:
         """A number that the param groups hold under a name of its own, or as the n-th of several:
         beta3 of `betas`, eps2 of Adafactor's `eps`."""
+        SetsAnew.refuse(self.checkpoint, key, value)
         places = self.checkpoint.settings(key)
         if not places and key[-1].isdigit():
             plural, index = {"beta": "betas"}.get(key[:-1], key[:-1]), int(key[-1]) - 1

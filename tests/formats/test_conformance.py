@@ -31,6 +31,7 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "composer-sharded": described_runs.composer_sharded,
     "automodel": described_runs.automodel,
     "verl": described_runs.verl,
+    "lingua": described_runs.lingua,
 }
 """Format without a column in the table, or page → how a run is made. The pages that are not here
 take their library."""

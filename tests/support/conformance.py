@@ -22,6 +22,7 @@ from ckptsurgeon.formats.detect import detect
 from ckptsurgeon.formats.layout import HasHazards
 from ckptsurgeon.formats.step_folders import number_of
 from ckptsurgeon.formats.tensors.stretches import by_parameter
+from ckptsurgeon.formats.tensors.strips import strips
 from ckptsurgeon.look.doctor import diagnose
 from ckptsurgeon.recipe.file import from_data
 
@@ -209,6 +210,19 @@ def what_will_be_is_what_is_read_after_it_was_applied(root: Path) -> None:
     assert done
 
 
+def a_reset_hides_no_weights_of_a_parameter(root: Path) -> None:
+    """What is read side by side with moments of zeros is what was with those that were trained."""
+    run, checkpoint = opened(root)
+    trained = with_weights(checkpoint)
+    try:
+        plan = surgery.plan(run, from_data({"reset": ["moments"]}))
+    except (SurgeryError, UsageError):
+        return
+    receipt = surgery.apply(run, plan)
+    assert with_weights(opened(root)[1]) == trained
+    surgery.apply(run, surgery.plan_undo(Run.open(root), receipt.id))
+
+
 def archives_inside_lie_in_files_of_the_step(root: Path) -> None:
     run, checkpoint = opened(root)
     files = run.format.files(root, checkpoint.step)
@@ -239,10 +253,11 @@ LAWS: tuple[Callable[[Path], None], ...] = (
     what_it_cannot_do_is_refused_in_one_wording,
     archives_inside_lie_in_files_of_the_step,
     what_its_trainer_saved_is_healthy,
+    a_reset_hides_no_weights_of_a_parameter,
     what_will_be_is_what_is_read_after_it_was_applied,
     pointers_that_are_written_are_read_back,
 )
-"""In this order: the last two change the run."""
+"""In this order: the last three change the run."""
 
 
 def opened(root: Path) -> tuple[Run, Checkpoint]:
@@ -258,6 +273,12 @@ def known(checkpoint: Checkpoint) -> list[Part]:
     except SurgeryError as error:
         assert error.next
         return []
+
+
+def with_weights(checkpoint: Checkpoint) -> set[str]:
+    """The parameters whose weights or masters lie in a strip."""
+    kept = {"weights", "master"}
+    return {strip.parameter for strip in strips(checkpoint) if kept & strip.tensors.keys()}
 
 
 def apart(spans: list[tuple[int, int]]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,4 +126,44 @@ def verl(root: Path) -> Path:
             torch.save(extra, folder / f"extra_state_{name}")
         torch.save({"samples": 8 * step}, root / f"global_step_{step}" / "data.pt")
     (root / "latest_checkpointed_iteration.txt").write_text("6")
+    return root
+
+
+def lingua_parts() -> tuple[torch.nn.Module, Any, Any]:
+    """What `build_optimizer` of facebookresearch/lingua 437d680 makes: a rate of 0 at the start."""
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    rate = partial(warmed_up, warmup=2)
+    return model, adam, torch.optim.lr_scheduler.LambdaLR(adam, rate)
+
+
+def warmed_up(step: int, warmup: int) -> float:
+    """The share of the peak: its schedules are partial functions, which keep nothing."""
+    return min(1.0, step / warmup) * 0.99**step
+
+
+def lingua(root: Path) -> Path:
+    """`CheckpointManager.save` and `TrainState.state_dict` of the same, two ranks."""
+    model, adam, schedule = lingua_parts()
+    for step in range(1, 7):
+        model(torch.ones(3, 4)).pow(2).sum().backward()
+        adam.step()
+        schedule.step()
+        adam.zero_grad()
+        if step % 2:
+            continue
+        folder = root / f"{step:010d}"
+        weights, optimizer = get_state_dict(model, adam)
+        state = {"model": weights, "optim": optimizer}
+        dcp.save(state, checkpoint_id=folder, no_dist=True)
+        (folder / "params.json").write_text(json.dumps({"name": "lingua"}))
+        for rank in range(2):
+            counted = {
+                "step": step,
+                "acc_step": 0,
+                "data_loader_state": {"start_token": 0, "it_state": {"seed": rank}},
+                "scheduler": schedule.state_dict(),
+            }
+            (folder / f"train_state_{rank:05d}.json").write_text(json.dumps(counted))
     return root

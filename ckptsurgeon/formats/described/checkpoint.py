@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import HasWeights
+from ckptsurgeon.formats.described.anew import Anew
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
 from ckptsurgeon.formats.described.savers import Saving
 from ckptsurgeon.formats.fields.values import Decay, Located, Place, Setting, State, Weight
@@ -20,7 +21,7 @@ from ckptsurgeon.remote import reads
 
 
 @dataclass
-class DescribedCheckpoint(Saving, TorchCheckpoint, HasWeights):
+class DescribedCheckpoint(Anew, Saving, TorchCheckpoint, HasWeights):
     """The files of one step, and those of a copy of it that a restart loads. `counters` and
     `savers` are (file, key path)."""
 
@@ -33,10 +34,12 @@ class DescribedCheckpoint(Saving, TorchCheckpoint, HasWeights):
     """Where the page has a scheduler and the file has none."""
 
     def find(self, field: str) -> Sequence[Place]:
-        """What the page names, and what a torch optimizer and scheduler keep."""
+        """What the page names, and what a torch optimizer and scheduler keep. What the trainer
+        makes itself wins nowhere."""
         if field in COUNTERS:
             return self.below((self.counters or {}).get(field, ()))
-        return super().find(field)
+        places = super().find(field)
+        return [place._replace(wins=False) for place in places] if self.is_anew(field) else places
 
     def iteration(self) -> int:
         """What the page calls so, else the step."""
@@ -82,6 +85,7 @@ class DescribedCheckpoint(Saving, TorchCheckpoint, HasWeights):
     def notes(self) -> Iterator[str]:
         """Whether a loader was asked, and what the page says of a bucket."""
         yield from super().notes()
+        yield from self.on_anew()
         if not self.optimizers:
             yield (
                 f"the description of {self.family} names no optimizer: what the checkpoint keeps "

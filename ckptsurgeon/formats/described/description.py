@@ -154,7 +154,8 @@ class Description:
     every plan says that none was asked. `logs` says by the name of the run's folder where its event
     files are. A file named as a step and `unfinished` marks what the trainer does not resume; it is
     inside of the step where `unfinished` begins with a slash. `in_a_bucket` is a note for a run in
-    one."""
+    one. `anew` are settings of the param groups that the trainer makes itself at each start, and
+    where."""
 
     name: str
     files: Mapping[FilePattern, Content]
@@ -168,6 +169,7 @@ class Description:
     in_a_bucket: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    anew: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def numbered(self) -> bool:
@@ -232,6 +234,7 @@ class Description:
             in_a_bucket=str(data.get("in_a_bucket", "")),
             logs={k: str(v) for k, v in page.mapping(data.get("logs", {}), "logs").items()},
             options={key: str(text) for key, text in options.items()},
+            anew=page.anew(data.get("anew", {}), contents),
         )
 
 
@@ -334,6 +337,13 @@ class _Page:
         inside = [each.text for each in contents if within and not _below(each, within.folder)]
         if within and inside:
             raise self.wrong(f"files.{inside[0]}", f"is not in the folder {within.folder.text!r}")
+
+    def anew(self, value: Any, contents: Mapping[FilePattern, Content]) -> Mapping[str, str]:
+        """What the trainer makes itself of an optimizer that is named key by key."""
+        given = self.mapping(value, "anew")
+        if given and any(item.loader in ("deepspeed", "megatron") for item in contents.values()):
+            raise self.wrong("anew", "is of torch's optimizers alone: this loader has its own")
+        return {key: str(text) for key, text in given.items()}
 
     def path(self, value: Any, key: str) -> KeyPath:
         path = self.items(value, key)

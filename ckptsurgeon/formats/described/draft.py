@@ -16,6 +16,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.described.draft_contents import ITERATION, Contents, contents
 from ckptsurgeon.formats.described.draft_names import Group, groups
 from ckptsurgeon.formats.fields.constants import ODD, TORCH
+from ckptsurgeon.formats.places.json_beside import is_json
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.transaction.home import HOME
 
@@ -93,8 +94,8 @@ def _counts_otherwise(group: Group, read: Mapping[Group, Contents]) -> bool:
 
 
 def saves(run: Path) -> Iterator[Path]:
-    """What may be of a step by its name, below `run`: files of torch.save, and folders of
-    torch.distributed.checkpoint or of a DeepSpeed engine."""
+    """What may be of a step by its name, below `run`: files of torch.save or JSON, and folders of
+    torch.distributed.checkpoint or of a DeepSpeed engine, with the JSON in them."""
     left = MOST
     todo = [(run, 0)]
     while todo:
@@ -108,9 +109,10 @@ def saves(run: Path) -> Iterator[Path]:
             if path.is_dir() and not path.is_symlink():
                 if _loader(path):
                     yield path
+                    yield from (each for each in _listed(path) if is_json(each) and each.is_file())
                 elif depth + 1 < DEPTH:
                     todo.append((path, depth + 1))
-            elif path.suffix in TORCH and path.is_file():
+            elif (path.suffix in TORCH or is_json(path)) and path.is_file():
                 yield path
 
 
@@ -125,6 +127,8 @@ def _read(path: Path, unsure: list[str]) -> Contents:
     try:
         return contents(path, _loader(path) if path.is_dir() else "")
     except (SurgeryError, OSError, *ODD):
+        if is_json(path):  # of which most are nobody's state
+            return Contents({})
         unsure.append(f"{path.name} can't be read as torch saves it, and is left out")
         return Contents({})
 

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon.files import json_text
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.described.description import ANY, KeyPath
 from ckptsurgeon.formats.fields.understood import is_count
+from ckptsurgeon.formats.places.json_beside import is_json
 from ckptsurgeon.plans.frozen import frozen
 
 DEEP = 5
@@ -62,9 +64,7 @@ def contents(path: Path, loader: str) -> Contents:
         return Contents({"loader": loader})
     if loader == "dcp":
         return _values(Saved.open(path))
-    archive = Archive.open(path)
-    with archive.reading():
-        tree = archive.tree()
+    tree = _tree(path)
     found: dict[str, list[list[Any]]] = {}
     counters = []
     for keys, kind, value in _kinds(tree, ()):
@@ -72,7 +72,17 @@ def contents(path: Path, loader: str) -> Contents:
             counters.append((kind, keys, value))
         elif list(keys) not in found.setdefault(kind, []):
             found[kind].append(list(keys))
+    if is_json(path) and "schedulers" not in found:  # a config has steps and rates, too
+        return Contents({})
     return Contents({kind: found[kind] for kind in KINDS if kind in found}, counters)
+
+
+def _tree(path: Path) -> Any:
+    if is_json(path):
+        return json_text.read(path)
+    archive = Archive.open(path)
+    with archive.reading():
+        return archive.tree()
 
 
 def _kinds(value: Any, keys: KeyPath) -> Iterator[tuple[KeyPath, str, Any]]:

@@ -20,10 +20,10 @@ from ckptsurgeon.formats.described.name_pattern import NamePattern
 from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
-from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.values import Rival
 from ckptsurgeon.formats.layout import Paged, leads_out, outside
 from ckptsurgeon.formats.megatron.dist import common_state
+from ckptsurgeon.formats.places.json_beside import read_beside
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.remote import reads
@@ -186,7 +186,7 @@ class Described(DescribedSteps, Paged):
         """Of each file pattern, by dots."""
         shards, contents = self._shards(run, step), self.description.files
         read = (path for path, each, _ in shards if not each.folder and contents[each].paths())
-        trees, _ = read_shards(read)
+        trees, _, _ = read_beside(read)
         idle = []
         for pattern, content in self.description.files.items():
             mine = [path for path, each, _ in shards if each == pattern]

@@ -23,6 +23,7 @@ from ckptsurgeon.formats.described.sharded import (
 from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.values import Located
 from ckptsurgeon.formats.megatron.dist import COMMON, common_root
+from ckptsurgeon.formats.places.json_beside import read_beside
 from ckptsurgeon.hints import command
 
 KEYS = ("optimizers", "schedulers", "scalers", "weights", "savers")
@@ -48,7 +49,7 @@ def opened(
             return _engine(page, path, step, folder, content, without)
         if content.loader == "megatron":
             return _megatron(page, path, step, folder, content, without)
-    trees, archives = read_shards(inside)
+    trees, archives, texts = read_beside(inside)
     located = {key: tuple(_located(trees, inside, key)) for key in KEYS}
     if not any(located.values()):
         raise _leads_nowhere(path, inside or shards)
@@ -57,6 +58,7 @@ def opened(
         step=step,
         trees=trees,
         archives=archives,
+        texts=texts,
         optimizers=located["optimizers"],
         schedulers=located["schedulers"],
         scales=tuple((file, (*at, "scale")) for file, at in located["scalers"]),
@@ -89,7 +91,7 @@ def _sharded(
 ) -> DescribedSharded:
     """`models` are the folders of weights alone."""
     saved = Saved.open(folder)
-    trees, archives = read_shards(beside)
+    trees, archives, texts = read_beside(beside)
     located = {key: tuple(_located(trees, beside, key)) for key in KEYS}
     within = [name for keys in content.schedulers for name in beginnings(saved.items, keys)]
     counters = {name: list(places) for name, places in _counters(trees, beside).items()}
@@ -108,6 +110,7 @@ def _sharded(
         step=step,
         trees={**trees, **{each.path: Values(each) for each in (saved, *folders.values())}},
         archives=archives,
+        texts=texts,
         saved=saved,
         models=tuple(folders.values()),
         trainer=page.name,

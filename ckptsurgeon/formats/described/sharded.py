@@ -13,9 +13,11 @@ from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats.dcp import weights
 from ckptsurgeon.formats.dcp.scheduled import ScheduledCheckpoint
+from ckptsurgeon.formats.described.anew import Anew
 from ckptsurgeon.formats.described.description import COUNTERS, Description, KeyPath
 from ckptsurgeon.formats.described.savers import Saving
 from ckptsurgeon.formats.fields.values import COUNTING, Located, Part, Place, Weight
+from ckptsurgeon.formats.places.json_beside import JsonBeside
 from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
 
 SHARDS = "shard-*.safetensors"
@@ -23,7 +25,7 @@ SHARDS = "shard-*.safetensors"
 
 
 @dataclass
-class DescribedSharded(Saving, SafetensorsBeside, ScheduledCheckpoint):
+class DescribedSharded(Anew, Saving, SafetensorsBeside, JsonBeside, ScheduledCheckpoint):
     """`counted_at` are (file, key path) of each counter, `savers` (file, key path). `weights_in`
     say how the names of weights begin in the folder, in one of `models`, or in a file of SHARDS."""
 
@@ -55,7 +57,16 @@ class DescribedSharded(Saving, SafetensorsBeside, ScheduledCheckpoint):
     def notes(self) -> list[str]:
         """Whether a loader was asked."""
         page = self.description
-        return [*super().notes(), *(page.doubts() if page is not None else ())]
+        doubts = page.doubts() if page is not None else ()
+        return [*super().notes(), *self.on_anew(), *doubts]
+
+    def wins(self, field: str) -> bool:
+        """Nothing of what the trainer makes itself."""
+        return not self.is_anew(field)
+
+    def next_rate(self) -> float | None:
+        """Not known where the trainer makes it itself."""
+        return None if self.is_anew("lr") else super().next_rate()
 
     def named_weights(self) -> Iterator[tuple[Saved, str, str]]:
         """Where the page says: they go by their names without what it says there."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files import json_text
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA
 from ckptsurgeon.files.one_look import once
@@ -20,6 +21,7 @@ from ckptsurgeon.formats.described.siblings import Siblings, siblings
 from ckptsurgeon.formats.fields.understood import is_count
 from ckptsurgeon.formats.layout import Format, NamesMore, SavesOver, leads_inside
 from ckptsurgeon.formats.megatron.dist import CONFIG, common_file, common_state
+from ckptsurgeon.formats.places.json_beside import is_json
 from ckptsurgeon.formats.step_folders import files_below
 
 Shard = tuple[Path, FilePattern, Mapping[str, int]]
@@ -37,12 +39,14 @@ class DescribedSteps(Format, NamesMore, SavesOver):
 
     def recognizes(self, run: Path) -> bool:
         """True with a file of a pattern that has what `has` names, or a folder that its loader
-        knows."""
+        knows: many trainers may save such a folder, so of a page with `has` one does not do."""
+        marked = any(content.has for content in self.description.files.values())
         return any(
             _is_loaded(path, content.loader)
             if content.loader
             else self._number(path, content) is not None
             for path, content in self._candidates(run)
+            if content.has or not marked
         )
 
     def _candidates(self, run: Path) -> Iterator[tuple[Path, Content]]:
@@ -297,8 +301,10 @@ def _holding(path: Path) -> Path:
 
 
 def _tree(path: Path) -> Any:
-    """Of a torch file; of a folder, the common state of Megatron-core."""
-    return common_state(path) if path.is_dir() else Archive.open(path).tree()
+    """Of a torch file, or one of JSON; of a folder, the common state of Megatron-core."""
+    if path.is_dir():
+        return common_state(path)
+    return json_text.read(path) if is_json(path) else Archive.open(path).tree()
 
 
 def _read_number(path: Path, content: Content, number: KeyPath) -> int | None:

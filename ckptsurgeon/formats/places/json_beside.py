@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import json_text
+from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.columns import Places
+from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.understood import impossible, problem
 from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.plans.edits import Append, Change, Content
@@ -61,6 +63,22 @@ def transformers_config(folder: Path) -> Mapping[str, Any] | None:
     found = (each / "config.json" for each in (folder, folder.parent))
     path = next((path for path in found if path.is_file()), None)
     return None if path is None else json_text.mapping(path)
+
+
+def is_json(path: Path) -> bool:
+    """By its name."""
+    return path.suffix == ".json"
+
+
+def read_beside(
+    paths: Iterable[Path],
+) -> tuple[dict[Path, Any], dict[Path, Archive], dict[Path, str]]:
+    """Of torch files and JSON files the trees, the archives of the former and the texts of the
+    latter. Raises SurgeryError for one that is none."""
+    paths = list(paths)
+    trees, archives = read_shards(path for path in paths if not is_json(path))
+    values, texts = read([path for path in paths if is_json(path)])
+    return {**trees, **values}, archives, texts
 
 
 def read(paths: Sequence[Path]) -> tuple[dict[Path, Any], dict[Path, str]]:

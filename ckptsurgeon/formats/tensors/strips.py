@@ -122,7 +122,7 @@ def _last(part: Part) -> int:
 def _ordered_alike(places: Mapping[str, Place]) -> dict[str, Place]:
     """Those in which elements that lie at the same distance from the start belong together."""
     tensors = {kind: place for kind, place in places.items() if isinstance(place.value, Tensor)}
-    if all(contiguous(place.value) for place in tensors.values()):
+    if all(contiguous(place.value) or _is_repeated(place.value) for place in tensors.values()):
         return tensors
     first = next(iter(tensors.values()))
     return {kind: place for kind, place in tensors.items() if _alike(place, first)}
@@ -259,6 +259,11 @@ def _alike(place: Place, first: Place) -> bool:
         and place.value.stride == first.value.stride
         and dense(place.value)
     )
+
+
+def _is_repeated(tensor: Tensor) -> bool:
+    """Whether one number stands for all elements, as after a reset: they have any order."""
+    return tensor.storage_numel == 1 and not any(tensor.stride)
 
 
 def dense(tensor: Tensor) -> bool:

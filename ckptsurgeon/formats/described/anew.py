@@ -1,0 +1,63 @@
+"""Settings that a trainer makes anew at each start, whatever its checkpoint holds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ckptsurgeon.formats.capabilities import SetsAnew
+from ckptsurgeon.formats.described.description import Description
+from ckptsurgeon.formats.fields.values import Place, Setting
+from ckptsurgeon.formats.schedules.torch_schedulers import TorchSchedulers
+from ckptsurgeon.plans.promise import Caveat, Promise
+
+BETAS = ("beta1", "beta2")
+
+
+class Anew(TorchSchedulers, SetsAnew):
+    """A checkpoint whose page may say `anew`. What is named there wins nowhere and is no promise.
+    A rate is written all the same where a scheduler is saved, which makes those after the first
+    update; where none is, it is refused."""
+
+    description: Description | None
+
+    def alike(self, field: str) -> list[Sequence[Place]]:
+        """Of such a setting no value is agreed on."""
+        return [] if self.is_anew(field) else super().alike(field)
+
+    def is_anew(self, field: str) -> bool:
+        """Whether the page names the field, or one of Adam's betas."""
+        return any(key in self._anew for key in (BETAS if field == "betas" else (field,)))
+
+    def set_anew(self, key: str, value: str) -> str:
+        """As the page says."""
+        return self._anew.get(key, "").replace("{value}", value)
+
+    def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
+        """Refused where no saved scheduler makes the rates."""
+        if "lr" in values and self.saved_schedule() is None:
+            SetsAnew.refuse(self, "lr", values["lr"])
+        return super().reschedule(values)
+
+    def promise(self, step: int, lr: float | None) -> Promise:
+        """Without the further settings that the trainer makes itself."""
+        made = super().promise(step, lr)
+        kept = tuple(item for item in made.settings or () if item[0] not in self._anew)
+        return replace(made, settings=kept or None)
+
+    def on_anew(self) -> Iterator[str]:
+        """What a reader of the promise must know of the rate."""
+        if "lr" not in self._anew:
+            return
+        start = "the trainer makes the rate of the first update itself at each start"
+        if self.saved_schedule() is None:
+            yield Caveat(
+                f"{start}, and those after it: no lr of the checkpoint is used", "lr", known=False
+            )
+        else:
+            yield Caveat(f"{start}; the saved scheduler makes those after it", "lr", known=False)
+
+    @property
+    def _anew(self) -> Mapping[str, str]:
+        return {} if self.description is None else self.description.anew
