@@ -15,7 +15,8 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.copied import Copied
-from ckptsurgeon.formats.described.description import Content, FilePattern, KeyPath, Pointer
+from ckptsurgeon.formats.described.description import Content, KeyPath, Pointer
+from ckptsurgeon.formats.described.file_pattern import FilePattern
 from ckptsurgeon.formats.described.name_pattern import NamePattern
 from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of

@@ -15,11 +15,12 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import expanded
-from ckptsurgeon.formats.described.description import Content, Description, FilePattern, KeyPath
+from ckptsurgeon.formats.described.description import Content, Description, KeyPath
+from ckptsurgeon.formats.described.file_pattern import FilePattern
 from ckptsurgeon.formats.described.sharded import SHARDS, begun
 from ckptsurgeon.formats.described.siblings import Siblings, siblings
 from ckptsurgeon.formats.fields.understood import is_count
-from ckptsurgeon.formats.layout import Format, NamesMore, SavesOver, leads_inside
+from ckptsurgeon.formats.layout import CleansUp, Format, NamesMore, SavesOver, leads_inside
 from ckptsurgeon.formats.megatron.dist import CONFIG, common_file, common_state
 from ckptsurgeon.formats.places.json_beside import is_json
 from ckptsurgeon.formats.step_folders import files_below
@@ -29,7 +30,7 @@ _known: dict[tuple[object, ...], int | None] = {}
 """The step in a file, by the file as it was: names do not tell it."""
 
 
-class DescribedSteps(Format, NamesMore, SavesOver):
+class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
     """The steps of one page; what a restart loads of them is its layout's."""
 
     def __init__(self, description: Description) -> None:
@@ -217,6 +218,13 @@ class DescribedSteps(Format, NamesMore, SavesOver):
             if not path.is_symlink() and self.pointed(path) == step
         ]
 
+    def kept_as(self, file: str) -> str:
+        """By no name that a page of steps or copies has: some loaders take the highest step of all
+        folders below theirs, as LitGPT does (`rglob("step-*/*.pth")`), also of an attic."""
+        *folders, name = file.split("/")
+        asides = (_aside(each) if any(map(str.isdigit, each)) else each for each in folders)
+        return "/".join((*asides, _aside(name)))
+
     def saved_over(self, run: Path, step: int) -> list[Path]:
         return [path for path, pattern, _ in self._shards(run, step) if pattern.of_any_step]
 
@@ -266,6 +274,10 @@ class DescribedSteps(Format, NamesMore, SavesOver):
                 if rank not in ranks
             ]
         return names
+
+
+def _aside(name: str) -> str:
+    return f"aside-{name}.aside"
 
 
 def _beside(own: Shard, shards: Sequence[Shard]) -> list[Shard]:
