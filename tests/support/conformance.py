@@ -6,6 +6,7 @@ Each law takes a run of at least one complete step that nobody else uses, and ma
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -19,12 +20,13 @@ from ckptsurgeon.files.pickles.tree import Object, Tensor
 from ckptsurgeon.formats import FIELDS, Checkpoint, Part, Place, capabilities
 from ckptsurgeon.formats.capabilities import Capability, NamesMoments, blobs
 from ckptsurgeon.formats.detect import detect
-from ckptsurgeon.formats.layout import HasHazards
+from ckptsurgeon.formats.layout import CleansUp, HasHazards
 from ckptsurgeon.formats.step_folders import number_of
 from ckptsurgeon.formats.tensors.stretches import by_parameter
 from ckptsurgeon.formats.tensors.strips import strips
 from ckptsurgeon.look.doctor import diagnose
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.transaction.home import HOME
 
 PROMISED = {"betas": tuple, "eps": float, "loss_scale": float, "consumed_samples": int}
 """Fields that the next step takes from one place, as a promise has them."""
@@ -221,6 +223,20 @@ def a_reset_hides_no_weights_of_a_parameter(root: Path) -> None:
     receipt = surgery.apply(run, plan)
     assert with_weights(opened(root)[1]) == trained
     surgery.apply(run, surgery.plan_undo(Run.open(root), receipt.id))
+
+
+def what_left_has_no_name_of_a_step(root: Path) -> None:
+    """Where a loader may look into the folders below its own, it finds no step in an attic."""
+    run = Run.open(root)
+    first, *later = run.format.steps(root)
+    if not isinstance(run.format, CleansUp) or not later:
+        return
+    names = {e.name for step in later for e in run.format.entries(root, step)}
+    receipt = surgery.apply(run, surgery.plan(run, from_data({"rollback": {"to": first}})))
+    looked_for = {re.sub(r"\d+", "*", name) for name in names}
+    assert not [path for name in looked_for for path in (root / HOME).rglob(name)]
+    surgery.apply(run, surgery.plan_undo(Run.open(root), receipt.id))
+    assert {*later} < {*Run.open(root).format.steps(root)}
 
 
 def archives_inside_lie_in_files_of_the_step(root: Path) -> None:
