@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.look import advise
+from ckptsurgeon.look.listen import listen
 from ckptsurgeon.look.logged import own
 from ckptsurgeon.recipe.file import from_data
 from tests.support.event_logs import spiked, write_log
@@ -97,6 +98,24 @@ def test_a_log_is_cut_at_a_number_that_it_counts(
     kept = len(log.read_text().splitlines()) - 1
     assert named != "saves" or logged == "saves"
     assert kept == min(to, last)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize(("first", "by"), [(21, "updates"), (2, "saves")])
+def test_a_trainer_is_held_to_its_promise_by_updates_as_by_saves(
+    tmp_path: Path, first: int, by: str, reset: bool, wrong: bool
+) -> None:
+    """What a line counts is no mismatch; a rate that was not set is one."""
+    root = saved(tmp_path / "run", {0: 10, 1: 20, 2: 30, 3: 40})
+    recipe = {"rollback": {"to": 1}, "set": {"lr": 5e-4}, "tensorboard": {"truncate": False}}
+    operate(root, {**recipe, "reset": ["moments"]} if reset else recipe)
+    log = tmp_path / "out.log"
+    rate = 1e-3 if wrong else 5e-4
+    log.write_text("".join(f"step: {first + n} | loss: 2.5 | lr: {rate:.3e}\n" for n in range(3)))
+    compared = listen(Run.open(root), log=log)
+    assert compared.has_rates
+    assert bool(compared.differs) is wrong, (by, compared.differs)
 
 
 @pytest.mark.long

@@ -32,6 +32,7 @@ from ckptsurgeon.formats.schedules.torch_classes import is_torch
 from ckptsurgeon.formats.step_folders import StepFolders, listed
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.plans.edits import Key
+from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.home import HOME
 
 CHECKPOINTS = "checkpoints"
@@ -274,12 +275,19 @@ class Accelerate(_Saved, CountsSaves, NamesElsewhere):
 
     def updates(self, run: Path, step: int) -> int:
         """By an engine's counter or Adam's, where these are beyond the number: a name counts saves,
-        or whatever the script does."""
+        or whatever the script does. A reset of the moments took earlier updates off Adam's."""
         try:
             state = self.open(run, step).state()
         except (SurgeryError, *ODD):
             return step
-        return max(step, state.step, state.promise.adam_step or 0)
+        forgotten = sum(
+            receipt.before.adam_step or 0
+            for receipt in receipts.standing(receipts.read(run))
+            if "moments" in (receipt.recipe.get("reset") or ())
+            and receipt.before is not None
+            and (receipt.step or 0) <= step
+        )
+        return max(step, state.step, (state.promise.adam_step or 0) + forgotten)
 
     def is_step(self, folder: Path) -> bool:
         """By an optimizer's or an engine's files beside Accelerate's random states."""

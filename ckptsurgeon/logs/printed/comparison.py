@@ -44,7 +44,9 @@ class Expected:
     which a launch may differ. `before` is the lr of that update if there had been no surgery.
     `batch_size` is that of the first update, and of those after it if `steady`. `epoch_steps` is
     how many updates an epoch has, `skipped` how many overflowed so far; the betas change at each
-    update unless `steady_betas`. `remedy` is what makes a trainer that differs agree."""
+    update unless `steady_betas`. `remedy` is what makes a trainer that differs agree.
+    `numbered` is the number under which a trainer that says a given one of a later update has the
+    last update before the checkpoint, whose own number may count saves."""
 
     promise: Promise
     rate: Callable[[int, int | None], float | None]
@@ -57,6 +59,11 @@ class Expected:
     skipped: int | None = None
     steady_betas: bool = True
     remedy: tuple[Hint, ...] = ()
+    numbered: Callable[[int], int] | None = None
+
+    def last(self, said: int) -> int:
+        """The number of the last update before the checkpoint, for a trainer that says `said`."""
+        return self.promise.step - 1 if self.numbered is None else self.numbered(said)
 
     def steps(self, statement: LoggedUpdate) -> range | None:
         """The updates that a statement may be of: several where it names an epoch that was rounded,
@@ -85,6 +92,7 @@ class Comparison:
     _fields: set[str] = field(default_factory=set)
     _updates: set[int] = field(default_factory=set)
     _skipped: int = 0
+    _last: int | None = None
 
     @property
     def begun(self) -> bool:
@@ -100,8 +108,9 @@ class Comparison:
     def not_said(self) -> list[str]:
         """The fields of the promise that no line named."""
         promise = self.expected.promise
+        first = promise.step if self._last is None else self._last + 1
         return [
-            f"lr of update {promise.step}" if name == "lr" else WORDS.get(name, name)
+            f"lr of update {first}" if name == "lr" else WORDS.get(name, name)
             for name in NEVER_SAID
             if getattr(promise, name) not in (None, ())
             and name not in self._fields
@@ -127,6 +136,7 @@ class Comparison:
         self.has_rates |= other.has_rates
         self._fields |= other._fields
         self._updates |= other._updates
+        self._last = other._last if self._last is None else self._last
 
     def feed(self, statement: LoggedUpdate) -> None:
         """Hold one statement against the promise."""
@@ -152,11 +162,13 @@ class Comparison:
     def _which(self, statement: LoggedUpdate) -> list[int]:
         """How far after the checkpoint the update is: 1 is the promised one. Several where the line
         names an epoch alone, in too few digits."""
-        last = self.expected.promise.step - 1
         steps = self.expected.steps(statement)
         if steps is None:
             self._unknown("the line names no step")
             return []
+        if self._last is None:
+            self._last = self.expected.last(steps[-1])
+        last = self._last
         if steps[-1] <= last:
             self._differs("step", f"{last + 1}", f"{steps[-1]}", statement)
             return []
@@ -176,7 +188,8 @@ class Comparison:
         for number, later in rates:
             if number is not None:
                 self.has_rates = True
-                of = self.expected.promise.step - 1 + updates[0] + later[0]
+                last = self.expected.promise.step - 1 if self._last is None else self._last
+                of = last + updates[0] + later[0]
                 which = [place + more for place in places for more in later]
                 self._rate(statement, number, f"lr of update {of}", which, batch)
 
@@ -299,8 +312,8 @@ def after(statements: Sequence[LoggedUpdate], expected: Expected) -> list[Logged
     A start is where the numbers go back. It is the last one that has the first number beyond the
     checkpoint's; where the last start does not go on from there at all, that one, and all it
     says."""
-    step = expected.promise.step - 1
     numbers = [steps[-1] if (steps := expected.steps(s)) else None for s in statements]
+    step = expected.last(max((number for number in numbers if number is not None), default=0))
     starts: list[list[tuple[int | None, LoggedUpdate]]] = []
     highest = -1
     for number, statement in zip(numbers, statements, strict=True):
