@@ -203,7 +203,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 def _carried_out(
     made: Watch, run: Run, once: bool, start: bool, after: int | None, common: Common
 ) -> bool:
-    """True where nobody is asked."""
+    """True where nobody is asked; of one look, where nobody is asked anew."""
     from ckptsurgeon.transaction import lock
 
     if once and common.dry_run:
