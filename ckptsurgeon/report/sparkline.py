@@ -100,13 +100,12 @@ def unremarkable(seen: LossTail) -> Row:
     """What can be said of a loss without a headline. What its points leave open is never called
     healthy."""
     ends, points = level(seen), len(seen.values)
-    look = text(command("advise", why="says if it diverged"))
     if ends is None:
-        return Row("advise", f"{points} points of the loss are too few for a glance", look)
+        return Row("advise", f"{points} points of the loss are too few for a glance")
     if ends.calm:
         return Row("advise", f"the loss is at its best level of the last {points} points")
     said = f"the loss is {ends.above:.2g} above its best level, that of step {ends.step}"
-    return Row("advise", said, look)
+    return Row("advise", said, text(command("advise", why="says if it diverged")))
 
 
 def _bar(mean: float | None, low: float, high: float) -> str:

@@ -96,7 +96,7 @@ class Trainer:
     def marks(self, path: Path) -> set[str]:
         """Of which saves a file, or what is in a folder, is."""
         files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
-        content = b"".join(file.read_bytes() for file in files if file.suffix == ".pt")
+        content = b"".join(file.read_bytes() for file in files if ".pt" in file.suffixes)
         return {m for m in map(self.mark, range(1, self.saves + 1)) if m.encode() in content}
 
     def run(self) -> Run:

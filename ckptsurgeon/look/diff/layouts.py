@@ -17,7 +17,7 @@ from ckptsurgeon.formats.capabilities import HasWeights
 from ckptsurgeon.formats.tensors.strips import contiguous, strips
 from ckptsurgeon.look.diff.files import shown
 from ckptsurgeon.look.diff.leaves import Leaves, same
-from ckptsurgeon.look.diff.versions import TREES, Version
+from ckptsurgeon.look.diff.versions import Version
 from ckptsurgeon.plans.edits import ABSENT, AnyChange, Change, Key
 
 FIELDS = ("tokens", "gigaflos", "batch_size", "rampup", "peak_lr", "scheduler")
@@ -29,7 +29,7 @@ ARGUMENTS = "args"
 def cut(files: Mapping[str, Version]) -> frozenset[Any]:
     """How a step is cut: the names of its shards, and where chunks lie in their tensors (of
     millions, by a digest)."""
-    names: set[Any] = {name for name, version in files.items() if version.path.suffix in TREES}
+    names: set[Any] = {name for name, version in files.items() if version.is_tree}
     for name, version in files.items():
         if version.path.name == METADATA:
             items = Saved.open(version.path.parent).items
@@ -69,7 +69,7 @@ def arguments(ones: Mapping[str, Version], others: Mapping[str, Version]) -> Ite
 
 def _arguments(files: Mapping[str, Version]) -> Leaves:
     for _, version in sorted(files.items()):
-        if version.path.suffix not in TREES:
+        if not version.is_tree:
             continue
         found: dict[tuple[Key, ...], Any] = {}
         for path, leaf in version.content().leaves.items():

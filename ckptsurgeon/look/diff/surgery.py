@@ -134,7 +134,7 @@ class _Found:
                 Version(now.path, edit.new_size),
             )
             return
-        before = Version(_kept(run, edit.staged), folder=_home(run, edit.file))
+        before = Version(_kept(run, edit.staged), None, _home(run, edit.file), _name(edit.file))
         if _is_tree(edit.file):
             self.shards[edit.file] = (before, now)
         elif is_log(edit.file):
@@ -168,7 +168,7 @@ def _is_pointer(change: AnyChange) -> bool:
 
 
 def _is_tree(file: str) -> bool:
-    return file.endswith((*TREES, ".json")) or file.rpartition("/")[2] == METADATA
+    return file.endswith((*TREES, ".json")) or _name(file) == METADATA
 
 
 def _home(run: Run, file: str) -> Path | None:
@@ -178,15 +178,21 @@ def _home(run: Run, file: str) -> Path | None:
 
 def _after(run: Run, file: str, later: Sequence[Receipt]) -> Version:
     """The file as the surgery left it: as the next surgery that touched it found it, or as is."""
+    name = _name(file)
     for i, receipt in enumerate(later):
         for edit in receipt.inverse:
             if isinstance(edit, Replace) and edit.file == file:
-                return Version(_kept(run, edit.staged))
+                return Version(_kept(run, edit.staged), called=name)
             if isinstance(edit, Truncate) and edit.file == file:
-                return Version(_after(run, file, later[i + 1 :]).path, edit.old_size)
+                path = _after(run, file, later[i + 1 :]).path
+                return Version(path, edit.old_size, called=name)
             if isinstance(edit, Move) and _inside(file, edit.dst):
-                return Version(_kept(run, edit.src + file[len(edit.dst) :]))
+                return Version(_kept(run, edit.src + file[len(edit.dst) :]), called=name)
     return Version(_kept(run, file))
+
+
+def _name(file: str) -> str:
+    return file.rpartition("/")[2]
 
 
 def _saved_since(run: Run, file: str, done: Sequence[Receipt]) -> bool:

@@ -27,23 +27,34 @@ SMALL = 8 << 20
 @frozen
 class Version:
     """The bytes of one file: those at `path`, or its first `size`. `folder` is where the files that
-    it names lie, if it is not its own."""
+    it names lie, if it is not its own; `called` is its own name, where an attic has another."""
 
     path: Path
     size: int | None = None
     folder: Path | None = None
+    called: str = ""
+
+    @property
+    def name(self) -> str:
+        """By which it is known what kind of file it is."""
+        return self.called or self.path.name
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether there is a pickle in it."""
+        return self.name.endswith(TREES)
 
     def content(self) -> Content:
         """What it holds, by the kind of file that it is."""
-        name = self.path.name
+        name = self.name
         if name == METADATA or (self.folder is not None and name.endswith(METADATA)):
             return _of_dcp(Saved.open(self.folder or self.path.parent, self.path))
-        if self.path.suffix in TREES:
+        if self.is_tree:
             try:
                 archive = Archive.open(self.path, 0, self.size)
                 found = leaves(archive.tree(), archive)
             except DamagedFile:
-                if self.path.suffix != PICKLED:
+                if not name.endswith(PICKLED):
                     raise
                 return Content({(): ("bytes", self.length())})
             return _sorted(found, archive)
