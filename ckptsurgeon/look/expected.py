@@ -16,7 +16,7 @@ from ckptsurgeon.formats import Checkpoint, Place, State
 from ckptsurgeon.formats.capabilities import ComputesRates
 from ckptsurgeon.formats.fields.constants import TRAINER_STATE
 from ckptsurgeon.formats.fields.understood import understood
-from ckptsurgeon.formats.layout import logged_at
+from ckptsurgeon.formats.layout import CountsSaves, logged_at
 from ckptsurgeon.formats.schedules import deepspeed, rampup, torch_classes, transformers
 from ckptsurgeon.formats.schedules.saved import SCALED
 from ckptsurgeon.hints import Hint, command
@@ -63,7 +63,9 @@ def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
         skipped=next((p.value for p in _places(checkpoint, "skipped_steps")), None),
         steady_betas="betas" not in state.promise.one_step,
         remedy=tuple(_remedy(run, checkpoint, state, surgeries)),
-        numbered=partial(logged_at, run.format, run.root, step),
+        numbered=partial(logged_at, run.format, run.root, step)
+        if isinstance(run.format, CountsSaves)
+        else None,
     )
 
 

@@ -50,6 +50,20 @@ def test_a_word_that_was_broken(surgeon: Surgeon, log: tuple[Path, Path]) -> Non
     assert document["sound"] and document["word"]["differs"]
 
 
+def test_a_word_about_a_number_that_was_set(surgeon: Surgeon, trained: Trained) -> None:
+    """The trainer goes on from the number that it has now, whatever the folder is called."""
+    root = trained()
+    assert surgeon("set", "iteration=30", "-y", "-C", root).exit_code == 0
+    promise = look.inspect(Run.open(root)).promise
+    assert promise.step == 31 and promise.lr is not None and promise.consumed_samples is not None
+    report = Report(2.5, promise.lr, 8, 1.0, 1.0, 0, 0.1)
+    progress = Progress(iteration=31, samples=promise.consumed_samples + 8)
+    (root / "out").write_text(loss_line(report, progress, 40) + "\n")
+    result = surgeon("verify", "--log", root / "out", "-C", root)
+    assert result.exit_code == 0, result.output
+    assert "  agrees: step 31, lr of update 31: " in result.stdout
+
+
 @pytest.mark.parametrize("log", [1.0], indirect=True)
 def test_files_that_say_nothing(surgeon: Surgeon, log: tuple[Path, Path]) -> None:
     root, file = log

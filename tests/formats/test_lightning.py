@@ -121,7 +121,8 @@ def test_the_trainer_resumes_at_the_promise(
     before = snapshot(root)
     promise = operate(root / "checkpoints", rollback={"to": 4}, **RECIPES[name])
     assert look.verify(Run.open(root / "checkpoints"), level=3).findings == ()
-    resumed = fit(shutil.copytree(root, tmp_path / "resumed"), 6, last=last, resume="last")
+    copy = shutil.copytree(root, tmp_path / "resumed", symlinks=True)  # the attic's link dangles
+    resumed = fit(copy, 6, last=last, resume="last")
     first, second = resumed
     assert (promise.step, first["step"] + 1) == (5, 5)
     assert first["lr"] == pytest.approx(promise.lr, rel=1e-12)
