@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon.cli.in_slurm import SLURM, join, ranks, script
-from ckptsurgeon.cli.tally import Done, Tally
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import again
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from ckptsurgeon.cli.tally import Tally
     from ckptsurgeon.report.progress import Progress
     from ckptsurgeon.transaction.ranks import Ranks, Told
     from ckptsurgeon.workers import Workers
@@ -168,6 +169,8 @@ class Computed(Cluster):
         self, jobs: int | None, folders: Sequence[Path], progress: Progress | None = None
     ) -> Iterator[Executor | None]:
         """The same; with `resume` threads of this process leave records, too."""
+        from concurrent.futures import ThreadPoolExecutor
+
         from ckptsurgeon.disk import mount
 
         if self.shared or not self.resume:
@@ -180,6 +183,8 @@ class Computed(Cluster):
 
 def _told(progress: Progress | None) -> Told:
     """What counts the jobs of the tasks of an srun."""
+    from ckptsurgeon.cli.tally import Done, Tally
+
     tally, began = Tally(), time.monotonic()
     _shown(tally, progress)
 
