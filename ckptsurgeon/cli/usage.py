@@ -17,6 +17,7 @@ from ckptsurgeon.hints import Hint, again, command, shell
 KEY = re.compile(r"`[a-z_]+\.([A-Za-z_]\w*)`")
 """A key of a recipe, as errors name it."""
 PAIR = re.compile(r"[a-z_]\w*=.+")
+STEP = re.compile(r".*\d|latest")
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
 
 OF_A_ROLLBACK = {
@@ -24,6 +25,14 @@ OF_A_ROLLBACK = {
     "skip": ("--skip", ""),
 }  # fmt: skip
 """Commands that a rollback has as an option, and what stands before its value there."""
+MEANT = {
+    "revert": "undo", "restore": "undo", "ls": "status", "list": "status", "history": "log",
+    "resume": "relaunch", "start": "relaunch", "branch": "fork", "check": "verify",
+    "clean": "prune", "lr": "set-lr",
+}  # fmt: skip
+"""What other programs call a command."""
+SOURCES = ("--from", "--at")
+"""What other commands call the step that they start from."""
 REMEDIES: dict[int, Hint] = {
     errno.EACCES: "run as the user who owns it, or change its permissions",
     errno.EPERM: "run as the user who owns it, or change its permissions",
@@ -83,13 +92,17 @@ def from_click(error: Any, words: Sequence[str], known: Collection[str]) -> Usag
     if isinstance(error, Unexpected):
         return _unexpected(error.words, words, path, help)
     if isinstance(error, NoSuchCommand):
-        options = context.command.params if context is not None else ()
-        near = _meant(error.name, error.known, options, words)
+        near = _command(error.name, error.known, words)
         return UsageError(f"no such command {error.name!r}", next=near or help)
     if hasattr(error, "possibilities"):  # Click's NoSuchOption, which is public in no package
         return _no_option(error, words, path, help)
     what = error.format_message().rstrip(".")
-    return UsageError(what[:1].lower() + what[1:], next=help)
+    hints = [help]
+    lacking: Any = getattr(error, "param", None)
+    if type(error).__name__ == "MissingParameter" and lacking.param_type_name == "option":
+        given = shell(["ckptsurgeon", *words, lacking.opts[0], lacking.metavar])
+        hints.insert(0, given)
+    return UsageError(what[:1].lower() + what[1:], next=hints)
 
 
 def _unexpected(extra: Sequence[str], words: Sequence[str], path: str, help: Hint) -> UsageError:
@@ -136,8 +149,8 @@ def _no_option(error: Any, words: Sequence[str], path: str, help: Hint) -> Usage
     if error.option_name == "--to" and name in OF_A_ROLLBACK:
         what = f"`{path}` takes no --to: it edits the latest step"
         return UsageError(what, next=_rollback(name, words))
-    options = error.ctx.command.params
-    near = _meant(error.option_name, error.possibilities or (), options, words)
+    parameters = error.ctx.command.params
+    near = _option(error.option_name, error.possibilities or (), parameters, words)
     return UsageError(f"no such option: {error.option_name}", next=near or help)
 
 
@@ -155,20 +168,46 @@ def _rollback(name: str, words: Sequence[str]) -> Hint:
     return shell(["ckptsurgeon", *words[: at - 1], "rollback", "--to", *step, *options])
 
 
-def _meant(
-    unknown: str, known: Sequence[str], options: Sequence[Any], words: Sequence[str]
+def _command(unknown: str, known: Sequence[str], words: Sequence[str]) -> Hint | None:
+    """What was typed, with the command that is meant by a word which is none."""
+    at = list(words).index(unknown)
+    before, after = words[:at], words[at + 1 :]
+    if unknown == "help":
+        return shell(["ckptsurgeon", *(word for word in after[:1] if word in known), "--help"])
+    name, equals, value = unknown.partition("=")
+    if name in known and equals:  # set-lr=3e-5
+        return shell(["ckptsurgeon", *before, name, value, *after])
+    near = [MEANT[unknown]] if unknown in MEANT else _near(unknown, known)
+    return shell(["ckptsurgeon", *before, near[0], *after]) if near else None
+
+
+def _option(
+    unknown: str, known: Sequence[str], parameters: Sequence[Any], words: Sequence[str]
 ) -> Hint | None:
-    """The command that was typed, with the command or the option that is nearest to an unknown one;
-    nothing where none is near. An option's value counts as its name: --step is meant as --to STEP.
-    """
-    near = [
-        option.opts[0]
-        for option in options
-        if option.param_type_name == "option" and unknown == f"--{option.metavar}".lower()
-    ] or difflib.get_close_matches(unknown, known, n=1, cutoff=0.7)
-    places = [i for i, word in enumerate(words) if word.partition("=")[0] == unknown]
-    if not near or not places:
+    """What was typed, with the option that is meant by a word which is none; nothing where none is
+    near. A value counts as the name of what takes it: --step is meant as the argument STEP, or as
+    --to STEP."""
+    at = next((i for i, word in enumerate(words) if word.partition("=")[0] == unknown), None)
+    if at is None:
         return None
-    first = places[0]
-    meant = near[0] + words[first][len(unknown) :]
-    return shell(["ckptsurgeon", *words[:first], meant, *words[first + 1 :]])
+    _, equals, value = words[at].partition("=")
+    before, after = ["ckptsurgeon", *words[:at]], words[at + 1 :]
+    named = {f"--{_metavar(each)}".lower(): each for each in reversed(parameters)}
+    meant = named.get(unknown)
+    if meant is not None and meant.param_type_name == "argument":
+        return shell([*before, *([value] if equals else []), *after])
+    near = [meant.opts[0]] if meant is not None else _near(unknown, known)
+    if unknown in SOURCES:
+        own = {name for each in parameters for name in each.opts}.difference(words)
+        is_step = STEP.fullmatch(value if equals else "".join(after[:1]))
+        near = [name for name in ("--step", "--to") if name in own and is_step][:1]
+    return shell([*before, near[0] + equals + value, *after]) if near else None
+
+
+def _metavar(parameter: Any) -> str:
+    """The word for what an option or an argument takes."""
+    return str(parameter.metavar or "").strip("[].")
+
+
+def _near(unknown: str, known: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(unknown, known, n=1, cutoff=0.75)

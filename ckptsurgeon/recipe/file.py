@@ -12,7 +12,7 @@ from ckptsurgeon import operations
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
-from ckptsurgeon.hints import command
+from ckptsurgeon.hints import again
 from ckptsurgeon.operations.fields import converted, names
 from ckptsurgeon.operations.section import Recipe, Section
 
@@ -29,7 +29,7 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
     except OSError as error:
         raise UsageError(
             f"{path}: {error.strerror}",
-            next=command("plan", "RECIPE.yaml", why="with another path"),
+            next=again(swapped=(path, "RECIPE.yaml"), why="with another path"),
         ) from None
     for key, value in data.items():
         _refuse_empty(key, value, str(path))

@@ -128,9 +128,29 @@ def test_logs_that_were_typed_are_carried_over(surgeon: Surgeon, tmp_path: Path)
     assert told.exit_code == 2 and told.stderr.endswith(f"{hint}\n")
 
 
-def test_a_step_typed_as_an_option_is_the_option_that_takes_a_step(surgeon: Surgeon) -> None:
-    told = surgeon("rollback", "--step", "350", "-n").stderr
-    assert "next: ckptsurgeon rollback --to 350 -n\n" in told
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("rollback --step 350 -n", "rollback 350 -n"),
+        ("rollback --at=350", "rollback --to=350"),
+        ("verify --step 4", "verify 4"),
+        ("show --step=4", "show 4"),
+        ("undo --id 0001", "undo 0001"),
+        ("fork --from 4 ../branch", "fork --step 4 ../branch"),
+        ("fork --from ../run ../branch", "fork --help"),
+        ("rollback --from 8 --to 4", "rollback --help"),
+        ("export 4", "export 4 --output DIR"),
+        ("help", "--help"),
+        ("help rollback", "rollback --help"),
+        ("-C run revert", "-C run undo"),
+        ("ls", "status"),
+        ("set-lr=3e-5 -n", "set-lr 3e-5 -n"),
+    ],
+)
+def test_what_was_typed_is_led_to_what_takes_it(surgeon: Surgeon, typed: str, meant: str) -> None:
+    """Never to an option that is only spelled like it: --from was --format."""
+    told = surgeon(*typed.split())
+    assert told.exit_code == 2 and f"next: ckptsurgeon {meant}\n" in told.stderr
 
 
 def test_a_folder_typed_as_an_argument_is_the_run(
