@@ -18,8 +18,11 @@ from ckptsurgeon.errors import UsageError
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
-MISREAD = re.compile(r"<<|[-+]?\d[\d_]*(:\d+)+(\.\d*)?|[-+]?0\d+")
-"""Plain scalars that mean a merge, a number of base 60 (12:30 is 750) or of base 8 (010 is 8)."""
+MISREAD = re.compile(
+    r"<<|[-+]?\d[\d_]*(:\d+)+(\.\d*)?|[-+]?0\d+|[-+]?0[xX][\da-fA-F_]+|[-+]?0b[01_]+"
+)
+"""Plain scalars that mean a merge, or a number of base 60 (12:30 is 750), 8 (010 is 8), 16 or 2: of
+0x10, 0.10 or 10x may be meant."""
 ENDLESS = re.compile(r"[-+]?(\d[\d_]{99,}|0[xX][\da-fA-F_]{99,}|0b[01_]{99,})")
 """Plain scalars that mean a whole number which Python may not even be able to write down."""
 NUMBER = re.compile(r"[-+]?(?:0|[1-9]\d*)(\.\d*)?([eE][-+]?\d+)?")
@@ -166,14 +169,14 @@ def _refuse_tricks(events: Iterator[Any], where: str) -> None:
                 f"{where}:{line}: ${{…}} is never expanded in a recipe",
                 next="write the value itself",
             )
-        if name == "ScalarEvent" and event.implicit[0] and MISREAD.fullmatch(event.value):
-            raise UsageError(
-                f"{where}:{line}: YAML reads {event.value} as something else",
-                next="quote it if it is a text; write a number without `:` and leading zeros",
-            )
         if name == "ScalarEvent" and event.implicit[0] and ENDLESS.fullmatch(event.value):
             raise UsageError(
                 f"{where}:{line}: a number of {len(event.value)} digits", next="quote a text"
+            )
+        if name == "ScalarEvent" and event.implicit[0] and MISREAD.fullmatch(event.value):
+            raise UsageError(
+                f"{where}:{line}: YAML reads {event.value} as something else",
+                next="quote a text; write a number in base 10, without `:` and leading zeros",
             )
         if name in ("MappingStartEvent", "SequenceStartEvent"):
             depth += 1

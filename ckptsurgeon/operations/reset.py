@@ -245,8 +245,8 @@ def _loss_scale(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
 
 
 def states_of(names: Sequence[str]) -> list[str]:
-    """`loss-scale`, as it is typed, as it stands in a recipe."""
-    return [name.replace("-", "_") for name in names]
+    """`loss-scale`, as it is typed, as it stands in a recipe; also two, joined by a comma."""
+    return [part.strip().replace("-", "_") for name in names for part in name.split(",")]
 
 
 def reset(

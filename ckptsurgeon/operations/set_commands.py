@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.files.plain_yaml import lay
+from ckptsurgeon.files.plain_yaml import lay, scalar
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.completion import run_of
 from ckptsurgeon.operations.group_settings import GroupSettings
@@ -73,7 +73,11 @@ def set_lr(
         if section.lr is not None:
             hint = command("set-lr", "--scale", "0.5")
             raise UsageError("both LR and --scale were given", next=hint)
-        section = dataclasses.replace(section, lr=f"{scale}x")
+        factor = scale.strip().lower().removesuffix("x")
+        if not isinstance(scalar(factor), (int, float)):
+            hint = command("set-lr", "--scale", "0.5")
+            raise UsageError(f"--scale {scale} is no factor", next=hint)
+        section = dataclasses.replace(section, lr=f"{factor}x")
     if restart:
         return Recipe(_restarted(section))
     if not section.given():

@@ -38,6 +38,8 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     "set-lr --scale 0.5": {"set": {"lr": "0.5x"}},
+    "set-lr --scale 0.5x": {"set": {"lr": "0.5x"}},
+    "reset moments,loss-scale": {"reset": ["moments", "loss_scale"]},
     "set-lr 0.5x": {"set": {"lr": "0.5x"}},
     "set-lr 3e-4 --restart --warmup 500 --decay 2e4 --decay-style cosine": {
         "rewarm_schedule": {"to": 3e-4, "warmup": 500, "decay": 20_000, "shape": "cosine"}

@@ -39,6 +39,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a pair in two words": (["set", "beta2", "0.95"], "next: ckptsurgeon set beta2=0.95"),
     "no rate": (["set-lr"], "no learning rate"),
     "two rates": (["set-lr", "1e-4", "--scale", "0.5"], "both LR and --scale"),
+    "no factor": (["set-lr", "--scale", "50%"], "error: --scale 50% is no factor"),
     "rate in words": (["set-lr", "small", "--print-recipe"], "error: LR is 'small'"),
     "unknown state": (["reset", "momments", "--print-recipe"], "`moments`"),
     "two windows": (["reset", "moments", "--rewarm", "3", "--rewarm-ramp", "3"], "exclude each"),
