@@ -33,6 +33,8 @@ from ckptsurgeon.transaction.worker import as_owner
 LAUNCH = (SETTINGS, CONFIG)
 """Files beside the checkpoints that say how the run is started; the branch gets copies."""
 CANNOT_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS)
+_LINK = again("--hard-link", why="shares files: never save this step again in the fork")
+_COPY = again("--copy", without=["--hard-link"], why="shares nothing")
 
 
 @frozen
@@ -221,7 +223,15 @@ def _leads_out(file: Path, own: Sequence[Path]) -> bool:
 def _share(source: Path, target: Path, how: str) -> None:
     source = source.resolve()  # a symbolic link may lead nowhere from there
     if how == "hard-link":
-        disk.link(source, target)
+        try:
+            disk.link(source, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            raise SurgeryError(
+                f"{source.name}: no hard link leads to {target.parent}, on another file system",
+                next=_COPY,
+            ) from None
         return
     info = source.stat()
     with disk.created(target) as descriptor:
@@ -236,13 +246,7 @@ def _share(source: Path, target: Path, how: str) -> None:
                 raise SurgeryError(
                     f"{source.name}: this file system can't share blocks with {target.parent} "
                     f"({error.strerror})",
-                    next=(
-                        again(
-                            "--hard-link",
-                            why="shares files: never save this step again in the fork",
-                        ),
-                        again("--copy", why="shares nothing"),
-                    ),
+                    next=(*([] if error.errno == errno.EXDEV else [_LINK]), _COPY),
                 ) from None
         else:
             disk.copy_at(descriptor, target, 0, source, 0, info.st_size)
