@@ -188,6 +188,11 @@ class AdjustsGroups(Capability, ABC):
     def in_group(self, key: str, place: Place, value: Any) -> Any:
         """What `value` of `key`, given for all param groups, becomes in the one of `place`."""
 
+    def multiplied(self) -> bool:
+        """Whether a multiplier in each group says how much it gets of the one weight decay: a 0 is
+        then no mark of a group that does not decay."""
+        return False
+
 
 class SkipsByFlag(Capability, ABC):
     """It keeps the command line with which its trainer passes over iterations, and decides none."""

@@ -62,7 +62,8 @@ class Setter(PlaceChanges):
             self.put_nth("betas", place, index, float(value))
 
     def groups(self, key: str, value: float) -> None:
-        """A weight decay of 0 marks biases and layer norms: such a group keeps it."""
+        """A weight decay of 0 marks biases and layer norms, unless a multiplier does: such a group
+        keeps it."""
         SetsAnew.refuse(self.checkpoint, key, value)
         places = self._places(key, self.run.format.advise_setting(key))
         if any(isinstance(place.value, (list, tuple)) for place in places):
@@ -70,14 +71,14 @@ class Setter(PlaceChanges):
                 f"this optimizer has two numbers for {key}: {short(places[0].value)}",
                 next=command("set", f"{key}1=NUMBER", f"{key}2=NUMBER"),
             )
-        if key == "weight_decay":
+        own = AdjustsGroups.optional(self.checkpoint)
+        if key == "weight_decay" and not (own is not None and own.multiplied()):
             places = [place for place in places if place.value != 0]
             if places and value == 0:
                 self.warnings.append(
                     "with weight decay 0 in every group, no group shows which should decay: only "
                     "undo can restore it"
                 )
-        own = AdjustsGroups.optional(self.checkpoint)
         for place in places:
             self.put(key, place, value if own is None else own.in_group(key, place, value))
 

@@ -282,6 +282,17 @@ def test_a_weight_decay_that_no_group_takes_is_given_to_them_by_name(tmp_path: P
     assert held["weight_decay"] == held["later_weight_decay"] == pytest.approx((0.3, 0.3, 0.3))
 
 
+def test_a_weight_decay_of_0_is_no_mark_where_a_multiplier_is_one(tmp_path: Path) -> None:
+    """A run without any weight decay: each group's share of one is saved all the same."""
+    make(tmp_path, **NEWER, weight_decay=0.0)
+    before = snapshot(tmp_path)
+    made = operate(tmp_path, set={"weight_decay": 0.3})
+    held = resume(tmp_path, **KEEP, weight_decay=0.0)
+    assert made.promise is not None and made.promise.weight_decay == (0.3, 0.3, 0.0)
+    assert held["weight_decay"] == held["later_weight_decay"] == (0.3, 0.3, 0.0)
+    take_back(tmp_path, before)
+
+
 def test_a_group_keeps_its_share_of_the_schedulers_weight_decay(tmp_path: Path) -> None:
     make(tmp_path, **NEWER)
     operate(tmp_path, set_params={"params": r"^0\.weight", "weight_decay": 0.05})

@@ -16,6 +16,7 @@ import torch
 from ckptsurgeon import Recipe, Run, operations, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.capabilities import AdjustsGroups
 from ckptsurgeon.operations.section import Changes, Section
 from ckptsurgeon.plans.edits import Change
 from ckptsurgeon.plans.plan import Plan
@@ -40,13 +41,19 @@ NOTHING_TO_SET = "OLMo-core, OLMoDDP"
 
 @dataclass(frozen=True)
 class Bend(Section):
-    """Groups that no trainer of ours saved: of no weight decay, or with a multiplier of 0 for it,
+    """Groups that no trainer of ours saved: of no weight decay (`none`: nor has the scheduler one),
+    or with a multiplier of 0 for it,
     or with several of which the first is 0."""
 
     key: ClassVar[str] = "bend"
     way: str = ""
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
+        if self.way == "none":
+            places = checkpoint.locate("weight_decay")
+            return [
+                Change(run.relative(at.file), self.way, at.value, 0.0, at.path) for at in places
+            ], []
         keys = ("weight_decay",) if self.way == "decay" else MULTIPLIERS
         places = [place for key in keys for place in checkpoint.settings(key)]
         step = 0.25 if self.way == "multipliers" else 0.0
@@ -56,7 +63,7 @@ class Bend(Section):
         ], []
 
 
-@pytest.mark.parametrize("way", ["", "decay", "multiplier", "multipliers"])
+@pytest.mark.parametrize("way", ["", "none", "decay", "multiplier", "multipliers"])
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.long
 def test_it_is_used_or_refused(
@@ -78,6 +85,10 @@ def test_it_is_used_or_refused(
         surgery.apply(Run.open(root), bent)
     answers = {key: used_or_refused(root, key, value) for key, value in ASKED.items()}
     assert any(answers.values()) or name == NOTHING_TO_SET
+    if way == "none":
+        run = Run.open(root)
+        own = AdjustsGroups.optional(run.checkpoint(run.latest()))
+        assert answers["weight_decay"] is (own is not None and own.multiplied())
 
 
 def used_or_refused(root: Path, key: str, value: float) -> bool:

@@ -224,7 +224,7 @@ def build(args: Namespace) -> Any:
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
     for group in groups if args.newer else ():
-        decays = group["weight_decay"] != 0 and not args.undecayed
+        decays = any(p.ndim > 1 for p in group["params"]) and not args.undecayed
         group |= {"wd_mult": float(decays), "lr_mult": 1.0}
     scheduler = OptimizerParamScheduler if args.newer else AnnealingLR
     optimizer = ApexAdam(groups, lr=args.lr, betas=(0.9, 0.95), eps=1e-8)

@@ -243,6 +243,12 @@ class DeepSpeedShards(Checkpoint, AdjustsGroups, BoundToRanks, NamesGroups):
         mult = self.value(place.file, self.beside(place, "wd_mult"))
         return value if mult is None else value * mult
 
+    def multiplied(self) -> bool:
+        """Where OptimizerParamScheduler gives each group its own."""
+        places = self.settings("weight_decay") if "end_wd" in (self.annealed() or {}) else []
+        mults = (self.value(p.file, self.beside(p, "wd_mult")) for p in places)
+        return bool(places) and all(mult is not None for mult in mults)
+
     def state_dicts(self) -> list[StateDict]:
         """Of the shards, and of the universal copy."""
         with understood(self.path):

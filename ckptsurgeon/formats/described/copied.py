@@ -146,6 +146,10 @@ class Copied(
         """By the one that has the place."""
         return can.AdjustsGroups.of(self.having(place)).in_group(key, place, value)
 
+    def multiplied(self) -> bool:
+        """All alike."""
+        return can.AdjustsGroups.of(self.each[0]).multiplied()
+
     def of_group(self, key: str, place: Place, value: Any) -> list[Setting]:
         """By the one that has the place."""
         return can.NamesGroups.of(self.having(place)).of_group(key, place, value)

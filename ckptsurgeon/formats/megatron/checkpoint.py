@@ -179,6 +179,13 @@ class MegatronCheckpoint(
         main = self.all_groups()[self.main()].get("eps")
         return in_proportion(place.value, main, value) if isinstance(main, float) else value
 
+    def multiplied(self) -> bool:
+        """Where the scheduler has one weight decay, and no group a `start_wd` of its own."""
+        groups = self.all_groups() if self.schedule() is not None else []
+        own = any(group.get("start_wd") is not None for group in groups)
+        said = [not megatron.MULTIPLIERS.isdisjoint(group) for group in groups]
+        return bool(groups) and all(said) and not own
+
     # --- elements --------------------------------------------------------------------------------
 
     def parts(self) -> list[Part]:

@@ -17,6 +17,8 @@ from ckptsurgeon.hints import command
 
 LARGEST = 4096
 """The largest denominator of a width multiplier."""
+MULTIPLIERS = frozenset({"wd_mult", "pre_wd_mult"})
+"""Keys of a param group for its share of the weight decay: of now, and of old releases."""
 STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 
 
