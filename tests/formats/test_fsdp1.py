@@ -136,7 +136,8 @@ def test_whole_files_of_two_models_are_averaged_apart(
 
 
 def test_local_files_are_what_the_library_does_not_load(tmp_path: Path) -> None:
-    """`LOCAL_STATE_DICT`: said by name, and no damage; a rollback moves the step."""
+    """`LOCAL_STATE_DICT`: said by name, and no damage; a rollback moves the step, and of an edit
+    nobody says that the next step uses it."""
     root = tmp_path / "run"
     train("accelerate-local", root, 4)
     found = look.verify(Run.open(root), level=3).findings
@@ -147,4 +148,10 @@ def test_local_files_are_what_the_library_does_not_load(tmp_path: Path) -> None:
     run = Run.open(root)
     surgery.apply(run, surgery.plan(run, from_data({"rollback": {"to": 2}})))
     assert Run.open(root).steps() == [2]
+    take_back(root, before)
+    run = Run.open(root)
+    plan = surgery.plan(run, from_data({"set": {"lr": 5e-4}}))
+    receipt = surgery.apply(run, plan)
+    assert receipt.promise is not None and not receipt.promise.asked
+    assert any("a resume from this step ends with an error" in note for note in plan.warnings)
     take_back(root, before)

@@ -24,10 +24,22 @@ from ckptsurgeon.formats.heads.heads import Attention
 from ckptsurgeon.formats.huggingface.trainer_state import TrainerState
 from ckptsurgeon.formats.places.json_beside import transformers_config
 from ckptsurgeon.formats.schedules import torch_classes, transformers
+from ckptsurgeon.formats.step_folders import listed
 
 OPTIMIZER = "optimizer_0"
 NUMBERED = re.compile(r"(?:optimizer|pytorch_model_fsdp)_\d+")
 """The folders of the first and of further optimizers and models: `save_state` pairs them."""
+LOCAL = re.compile(r"pytorch_model_fsdp(?:_\d+)?_rank\d+\.bin")
+"""What each rank of FSDP1 had of the weights (`LOCAL_STATE_DICT`): objects of a process group."""
+UNLOADED = (
+    "LOCAL_STATE_DICT saved it, and Accelerate (1.15) loads no such file: a resume from this step "
+    "ends with an error"
+)
+
+
+def local(step: Path) -> list[str]:
+    """The names of what `LOCAL_STATE_DICT` saved."""
+    return [name for name in listed(step) if LOCAL.fullmatch(name)]
 
 
 def folders(step: Path, kind: str) -> list[Path]:
@@ -67,10 +79,16 @@ class FsdpCheckpoint(TrainerState, ScheduledCheckpoint, HasHeads):
             return transformers.cooldown(self, decay)
         return super().decaying(decay)
 
+    @property
+    def asked(self) -> bool:
+        """Not of a step that its library saves and does not load."""
+        return not local(self.path)
+
     def notes(self) -> list[str]:
         """What FSDP1 does not load: which of the two wrote the folder, nothing in it says."""
         return [
             *super().notes(),
+            *(f"{name}: {UNLOADED}" for name in local(self.path)[:1]),
             "under FSDP1 (fsdp_version 1, the default), Accelerate (tried: 1.15) loads no moments "
             "from optimizer_0/: after every resume they begin at 0, and so does Adam's step",
         ]

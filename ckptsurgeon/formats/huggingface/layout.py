@@ -40,12 +40,6 @@ OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.bin|(?:rank\d+-of-\d+-)?optimizer\.
 SCHEDULER = re.compile(r"scheduler(?:_\d+)?\.bin|scheduler\.pt")
 SCALER = "scaler.pt"
 LOADER = re.compile(r"dl_state_dict(?:_\d+)?\.bin")
-LOCAL = re.compile(r"pytorch_model_fsdp(?:_\d+)?_rank\d+\.bin")
-"""What each rank of FSDP1 had of the weights (`LOCAL_STATE_DICT`): objects of a process group."""
-UNLOADED = (
-    "LOCAL_STATE_DICT saved it, and Accelerate (1.15) loads no such file: a resume from this step "
-    "ends with an error"
-)
 LATEST = re.compile(r"checkpoint[^-]*-(\d+)(?:-.*)?")
 """What diffusers' scripts take for a step, and how they read its number."""
 CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
@@ -80,12 +74,12 @@ class _Saved(StepFolders, FindsStep, KeepsOpaque):
                 for name in listed(folder)
                 if name.startswith("custom_checkpoint") and not CUSTOM.fullmatch(name)
             ),
-            *(f"{name}: {UNLOADED}" for name in listed(folder) if LOCAL.fullmatch(name)),
+            *(f"{name}: {fsdp.UNLOADED}" for name in fsdp.local(folder)),
         ]
 
     def opaque(self, file: Path) -> bool:
         """What `LOCAL_STATE_DICT` saved."""
-        return LOCAL.fullmatch(file.name) is not None
+        return fsdp.LOCAL.fullmatch(file.name) is not None
 
     def resumes(self, run: Path) -> int | None:
         """The highest number, whatever the folder holds."""

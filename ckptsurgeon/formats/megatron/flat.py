@@ -112,6 +112,11 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
         places = self.scalar(name)
         return places[0].value if places else None
 
+    @property
+    def asked(self) -> bool:
+        """Not of a step that no launch reads."""
+        return self.path.parent.name != OTHER
+
     def in_groups(self, name: str, wins: bool) -> list[Place]:
         """In the settings of every group, or of every parameter. torch_dcp asks for those that a
         new optimizer has: no step."""
