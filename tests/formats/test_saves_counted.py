@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.guard.proposal import proposal
 from ckptsurgeon.look import advise
 from ckptsurgeon.look.listen import listen
 from ckptsurgeon.look.logged import own
@@ -127,6 +128,15 @@ def test_what_is_advised_lies_before_the_first_sign_by_its_updates(tmp_path: Pat
     assert told.verdict == "diverged" and told.back_to == 1
     assert [(item.step, item.at) for item in told.candidates] == [(1, 200), (0, 100)]
     assert told.candidates[0].distance.steps == 200
+    proposals = [proposal(run, remedy) for remedy in told.remedies]
+    taken = [each for each in proposals if each.recipe is not None]
+    assert {"lower the lr", "reset the moments, re-warm"} <= {each.remedy.name for each in taken}
+    before = snapshot(root)
+    for each in taken:
+        surgery.apply(run, surgery.plan(run, from_data(each.recipe or {})))
+        after = Run.open(root)
+        assert after.latest() == 1 and own(after, {}).kept["loss"].steps[-1] == 200
+        take_back(root, before)
 
 
 def test_a_save_after_the_first_sign_is_none_though_batches_are_logged(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ one is the least that may help.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckptsurgeon.formats import State
@@ -36,7 +37,7 @@ class Remedy:
 
 def remedies(spike: Spike, branch: Branch, back: int, at: int, state: State) -> list[Remedy]:
     """Recipes that go back to the step `back`, which the log has `at` its own count, and whose
-    checkpoint is `state`; the best first."""
+    checkpoint is `state`; the best first. Where the two differ, a recipe says where to cut."""
     signals = {sign.signal: sign.step for sign in spike.signs}
     scored = [
         (_for_rate(spike, branch, at), _lower_rate(branch, spike, back, state)),
@@ -46,7 +47,15 @@ def remedies(spike: Spike, branch: Branch, back: int, at: int, state: State) -> 
         (0, _reset_moments(back)),
     ]
     kept = [(score, item) for score, item in scored if item is not None and score >= 0]
-    return [item for _, item in sorted(kept, key=lambda pair: -pair[0])]
+    found = [item for _, item in sorted(kept, key=lambda pair: -pair[0])]
+    return found if at == back else [_with_cut(item, at) for item in found]
+
+
+def _with_cut(remedy: Remedy, at: int) -> Remedy:
+    """The same with the logs cut `at` their own count, where the number of the step is another."""
+    cut = {"tensorboard": {"truncate": False}, "logs": {"after": at}}
+    forms = tuple({**each, **cut} for each in remedy.others)
+    return replace(remedy, recipe={**remedy.recipe, **cut}, others=forms)
 
 
 # --- what speaks for what ------------------------------------------------------------------------
