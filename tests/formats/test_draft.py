@@ -30,7 +30,7 @@ AT: tuple[tuple[str | int, ...], ...] = (
     (), ("optimizer",), ("state", "optim"), ("trainer", "optimizers", 0), ("a.b", "c"),
 )  # fmt: skip
 UPDATES = 2
-POINTERS = ("", "{name}", "{step}", "step {step}\n", "{entry}")
+POINTERS = ("", "{name}", "{step}", "step {step}\n", "{entry}", "best = {name}\n")
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,6 @@ def _resumes(root: Path, layout: Layout, to: int) -> None:
     if layout.pointer:
         there = Path(layout.path(to, 0))
         text = layout.pointer.format(name=there.name, entry=there.parts[0], step=to)
-        if "{loss}" in layout.name and "{step}" not in layout.pointer:
-            return  # no page can say it, and the draft says so
         if "{name}" not in layout.pointer or "{step" in layout.name.rpartition("/")[2]:
             assert (root / "last_checkpoint").read_text() == text
 
@@ -156,6 +154,25 @@ def test_a_copy_counts_where_its_name_says_that_a_restart_loads_it(tmp_path: Pat
     assert list(drafted.page["files"]) == ["epoch{step}.pt"]
     assert drafted.page["last"] == ["last.pt"]
     assert any(sentence.startswith("best.pt is of no step") for sentence in drafted.unsure)
+
+
+def test_a_pointer_names_a_file_whose_name_has_a_loss_and_no_step(tmp_path: Path) -> None:
+    for step, loss in ((7, 0.5), (9, 0.123)):
+        adam, _ = stepped_cosine(torch.nn.Sequential(torch.nn.Linear(4, 2)), step)
+        file = tmp_path / f"model_loss={loss}.pt"
+        torch.save({"optim": adam.state_dict(), "iter_num": step}, file)
+    (tmp_path / "best").write_text("best = model_loss=0.123.pt\n")
+    drafted = draft(tmp_path)
+    assert drafted.page["pointer"] == {"file": "best", "text": "best = {file}\n"}
+    page = tmp_path / "page.yaml"
+    page.write_text(draft_page(drafted))
+    before, run = snapshot(tmp_path), Run.open(tmp_path, str(page))
+    assert (run.steps(), run.latest()) == ([7, 9], 9)
+    surgery.apply(run, surgery.plan(run, from_data({"rollback": {"to": 7}})))
+    assert (tmp_path / "best").read_text() == "best = model_loss=0.5.pt\n"
+    again = Run.open(tmp_path, str(page))
+    surgery.apply(again, surgery.plan_undo(again))
+    assert snapshot(tmp_path) == before
 
 
 def test_a_file_without_a_number_is_numbered_by_its_counter(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats.described.file_pattern import FilePattern
+from ckptsurgeon.formats.described.name_pattern import NUMBER
 from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.promise import Caveat
@@ -23,6 +24,8 @@ from ckptsurgeon.transaction.home import HOME
 KeyPath = tuple[Key, ...]
 ANY = "*"
 """In a key path: each item of a list, each value of a dict."""
+FILE = "{file}"
+"""What stands in the text of a pointer for the name of a file of the step, whatever that is."""
 KEY = "{run}/"
 """What the text of a pointer begins with that names a step by its key in a bucket."""
 LOADERS = ("dcp", "deepspeed", "megatron")
@@ -81,12 +84,20 @@ class Within:
 
 @frozen
 class Pointer:
-    """A text file that names a step. Where it does so `by_key`, the text follows the key of the
-    run's folder in its bucket, and a slash."""
+    """A text file that names a step, by its number or by the name of its file. Where it does so
+    `by_key`, the text follows the key of the run's folder in its bucket, and a slash."""
 
     file: str
     text: str
     by_key: bool = False
+
+    def file_in(self, said: str) -> str:
+        """What a pointer that says so has for {file}; "" where the rest of its text is another."""
+        before, _, after = self.text.strip().partition(FILE)
+        said, ends = said.strip(), len(before) + len(after)
+        if len(said) <= ends or not (said.startswith(before) and said.endswith(after)):
+            return ""
+        return said[len(before) : len(said) - len(after)]
 
 
 @frozen
@@ -174,7 +185,7 @@ class Description:
                 page.pattern(text, folder=any(item.loader for item in contents.values()))
                 for text in page.items(data.get("last", []), "last")
             ),
-            pointer=page.pointer(data["pointer"]) if data.get("pointer") else None,
+            pointer=page.pointer(data["pointer"], contents) if data.get("pointer") else None,
             unfinished=page.ending(data.get("unfinished", ""), contents, within),
             in_a_bucket=str(data.get("in_a_bucket", "")),
             logs={k: str(v) for k, v in page.mapping(data.get("logs", {}), "logs").items()},
@@ -220,13 +231,24 @@ class _Page:
             raise self.wrong(key, f"has {str(text)[:60]!r}: {what}")
         return FilePattern(str(text), folder)
 
-    def pointer(self, value: Any) -> Pointer:
+    def pointer(self, value: Any, contents: Mapping[FilePattern, Content]) -> Pointer:
         data = self.mapping(value, "pointer")
         if set(data) != {"file", "text"}:
             raise self.wrong("pointer", "has `file` and `text`, with {step} in its text")
         file, text = str(data["file"]), str(data["text"])
-        if "{step}" not in text:
-            raise self.wrong("pointer.text", "has no {step}")
+        words = set(NUMBER.findall(text.removeprefix(KEY)))
+        if not words & {"{step}", FILE}:
+            raise self.wrong("pointer.text", "has no {step}, and no {file}")
+        if FILE in words and (len(words) > 1 or text.startswith(KEY) or text.count(FILE) > 1):
+            raise self.wrong("pointer.text", "has more than {file}, which is all that is written")
+        if "*" in text:
+            raise self.wrong(
+                "pointer.text",
+                "has `*`, and a surgery must write all of it: {file} is the name of a file",
+            )
+        known = NUMBER.findall(next(iter(contents)).text)
+        if unknown := sorted(words - {"{step}", FILE, *known}):
+            raise self.wrong("pointer.text", f"has {unknown[0]}, and the first of `files` has not")
         self.pattern(file, "pointer.file")
         return Pointer(file, text.removeprefix(KEY), by_key=text.startswith(KEY))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.text_file import text
+from ckptsurgeon.formats.described.description import FILE
 from ckptsurgeon.formats.described.draft_contents import ITERATION, Contents, contents
 from ckptsurgeon.formats.described.draft_names import Group, groups
 from ckptsurgeon.formats.fields.constants import ODD, TORCH
@@ -79,6 +80,11 @@ def draft(run: Path) -> Draft:
     page |= _pointer(run, first, unsure)
     if "pointer" not in page and "last" not in page:
         unsure.append("there is no pointer: a restart is taken to load the highest step")
+        if "{step}" in first.pattern.partition("/")[0]:
+            unsure.append(
+                "does the trainer take each name in this folder for a step? Then draft from the "
+                f"folder above: {HOME} lies where the page begins"
+            )
     return Draft(page, unsure)
 
 
@@ -148,17 +154,21 @@ def _number(group: Group, content: Contents, unsure: list[str]) -> dict[str, Any
 
 
 def _pointer(run: Path, group: Group, unsure: list[str]) -> dict[str, Any]:
-    """A short text in the run that names a saved step by its number or by its name; one that names
-    a file with what was measured can't be described, and is said."""
+    """A short text in the run that names a saved step by its number, by its name, or by a file with
+    what was measured in its name."""
     for path in _listed(run):
         if path.suffix in NO_POINTER or not path.is_file() or path.suffix in TORCH:
             continue
         if path.stat().st_size > SHORT:
             continue
-        if pattern := group.named_in(text(path) or ""):
+        said = text(path) or ""
+        names = [file.name for file in group.files if "*" in group.pattern and file.name in said]
+        if names:
+            longest = max(names, key=len)
+            unsure.append(f"does a restart load what {path.name} names? If not, omit `pointer`")
+            return {"pointer": {"file": path.name, "text": said.replace(longest, FILE, 1)}}
+        if pattern := group.named_in(said):
             return {"pointer": {"file": path.name, "text": pattern}}
-        if "*" in group.pattern and group.newest.name in (text(path) or ""):
-            unsure.append(f"{path.name} names {group.newest.name}: after a rollback, correct it")
     return {}
 
 

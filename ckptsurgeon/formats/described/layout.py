@@ -15,7 +15,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.copied import Copied
-from ckptsurgeon.formats.described.description import Content, KeyPath, Pointer
+from ckptsurgeon.formats.described.description import FILE, Content, KeyPath, Pointer
 from ckptsurgeon.formats.described.file_pattern import FilePattern
 from ckptsurgeon.formats.described.name_pattern import NamePattern
 from ckptsurgeon.formats.described.reading import opened
@@ -85,6 +85,12 @@ class Described(DescribedSteps, Paged):
         page = self.description.pointer
         assert page is not None
         shards = self._shards(run, step)
+        if FILE in page.text:
+            said = page.file_in(text(pointer) or "")
+            like = next((each for _, _, each in self._called(run, said)), None)
+            path = next((path for path, each, _ in shards if each == like), shards[0][0])
+            short = bool(said) and "/" not in said
+            return page.text.replace(FILE, path.name if short else path.relative_to(run).as_posix())
         numbers = {name: str(number) for name, number in (shards[0][2] if shards else {}).items()}
         if shards and self._as_named(run, pointer):
             numbers |= shards[0][1].texts(run, shards[0][0])
@@ -94,6 +100,15 @@ class Described(DescribedSteps, Paged):
         own = reads.key(run)
         key = _split(page, text(pointer) or "")[0] if own is None else own
         return f"{key}/{out}" if page.by_key and key else out
+
+    def _called(self, run: Path, name: str) -> list[tuple[int, Path, FilePattern]]:
+        """The files of this name, or of this path from the run, each with its step and pattern."""
+        return [
+            (step, path, pattern)
+            for step, shards in self._found(run).items()
+            for path, pattern, _ in shards
+            if name in (path.name, path.relative_to(run).as_posix())
+        ]
 
     def forked(self, said: str, folder: Path) -> str:
         """Below the key of the fork. On a disk it has that of the run, but for the last name, which
@@ -141,6 +156,10 @@ class Described(DescribedSteps, Paged):
     def pointed(self, pointer: Path) -> int | None:
         """The step in the text, or in the copy."""
         page = self.description
+        if page.pointer and pointer.name == page.pointer.file and FILE in page.pointer.text:
+            said = page.pointer.file_in(text(pointer) or "")
+            steps = {step for step, _, _ in self._called(pointer.parent, said)}
+            return steps.pop() if len(steps) == 1 else None
         if page.pointer and pointer.name == page.pointer.file:
             named = self._written(pointer)
             return int(named["step"]) if named else None
