@@ -216,7 +216,11 @@ def linked(run: Run) -> list[str]:
         f"{folder}/ stays as it is: it has logs of {tracker}, which no surgery cuts"
         for folder, tracker in run.logs.strangers()
     ]
-    return [*links, *others]
+    lacking = [
+        f"ckptsurgeon.yaml names the log folder {name}, which is not there: no log in it is edited"
+        for name in run.logs.lacking()
+    ]
+    return [*lacking, *links, *others]
 
 
 def _renamed(run: Run, section: TensorBoard, counts: Sequence[Counts], by: str) -> list[str]:

@@ -190,6 +190,8 @@ def _events(run: Run) -> list[Row]:
             notes = [count(files, "file")] if events else []
             notes += [] if stream.last is None else [f"to step {stream.last}"]
             rows.append(Row("events" if events else "log", clean(stream.name), ", ".join(notes)))
+    gone = [f"{clean(name)} is not there" for name in run.logs.lacking()]
+    rows += [Row("events", what, "which ckptsurgeon.yaml names") for what in gone]
     return rows or [Row("events", "none")]
 
 

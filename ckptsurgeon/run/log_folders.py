@@ -66,6 +66,12 @@ class LogFolders:
     format: Format
     settings: Mapping[str, Any]
 
+    def lacking(self) -> list[str]:
+        """The folders of the settings that are not there."""
+        named = self.settings.get("tensorboard", [])
+        names = map(str, named if isinstance(named, list) else [named])
+        return [name for name in names if not self._real(name).is_dir()]
+
     def roots(self) -> list[Path]:
         """Where they are looked for: the folders of the settings, links among them resolved, or
         the root. Raises UsageError for one that holds the run and much else."""
