@@ -23,6 +23,7 @@ from ckptsurgeon.plans.edits import (
     NewText,
     Relink,
     Replace,
+    Rewrite,
     Span,
     Tail,
     Truncate,
@@ -63,22 +64,32 @@ def plan_restore(
     names = first_few(changed)
     if changed and not as_they_are:
         raise SurgeryError(
-            f"{names}: changed since surgery {receipt.id}, so what it was before can't be restored",
+            f"{names}: changed since surgery {receipt.id}, or copied without their times: whether "
+            "they are what they were before it is not known",
             next=(
                 "put it back from a copy of the run, with its time (cp -p)",
-                again("--as-they-are", why="takes changed files as they are now"),
+                again("--as-they-are", why="takes them as they are now"),
             ),
         )
     warnings = [f"changed since {receipt.id}, and taken as they are: {names}"] if changed else []
     if left:
         restored = kept.CHANGED
-        warnings.append(f"saved again since {receipt.id}, and left as saved: {', '.join(left)}")
+    left_since = sorted({*whole.steps} - {*run.steps()})
+    if left_since:
+        names = " ".join(map(str, left_since))
+        warnings.append(f"removed since {receipt.id}, and not brought back: step {names}")
     new = receipts.next_id(run.root)
     gone, links = _since(run, whole)
     since = [Move(file, run.attic(file, new)) for file in gone]
     inverse, linked = _inverse(run, receipt, found, new, gone)
     first, last = _replaced(run, linked, new)
-    changes, pointers = _pointers(run, receipt, new)
+    changes, pointers = _pointers(run, receipt, new, inverse)
+    copies = [change.file for change in changes if isinstance(change, Rewrite)]
+    if left := [file for file in left if file not in copies]:
+        warnings.append(f"saved again since {receipt.id}, and left as saved: {', '.join(left)}")
+    if copies:
+        what = f"saved since {receipt.id}, and now a copy of step {receipt.step}"
+        warnings.append(f"{what}: {', '.join(copies)}")
     if anew:
         warnings.append(f"saved again since {receipt.id}, to the attic: {', '.join(anew)}")
     if gone:
@@ -205,8 +216,11 @@ def _since(run: Run, receipt: Receipt) -> tuple[list[str], list[Relink]]:
     return [*written_since.checkpoints(run, receipt.steps, ours), *written, *aside], links
 
 
-def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[AnyChange], list[Edit]]:
-    """Pointers that named the edited step, and that only the trainer has set since."""
+def _pointers(
+    run: Run, receipt: Receipt, id: str, inverse: Sequence[Edit]
+) -> tuple[list[AnyChange], list[Edit]]:
+    """Pointers that named the edited step, and that only the trainer has set since. One that is a
+    copy of a shard becomes that of the step as `inverse` brings it back."""
     if receipt.step is None or not receipt.steps:
         return [], []
     changes: list[AnyChange] = []
@@ -220,11 +234,29 @@ def _pointers(run: Run, receipt: Receipt, id: str) -> tuple[list[AnyChange], lis
         if isinstance(text, Path):
             if path.is_symlink():
                 links.append(rollback.relinked(run, path, text))
+                continue
+            copy = rollback.copied(run, path, text)
+            content = _as_restored(run, run.relative(text), inverse)
+            changes.append(replace(copy, content=content))
+            edits.append(rewrite(run, file, content, id, new=copy.new_file))
             continue
         old = whole_file.text(path)
         changes.append(NewText(file, "latest", old, text))
         edits.append(rewrite(run, file, Content((text.encode(),)), id, new=old is None))
     return [*links, *changes], [*relinked(run, links, id), *edits]
+
+
+def _as_restored(run: Run, file: str, inverse: Sequence[Edit]) -> Content:
+    """The whole of a shard as `inverse` leaves it."""
+    source, size = file, (run.root / file).stat().st_size
+    for edit in inverse:
+        if isinstance(edit, Append) and edit.file == file:
+            return edit.whole()
+        if isinstance(edit, Truncate) and edit.file == file:
+            size = edit.old_size
+        elif isinstance(edit, Replace) and edit.file == file:
+            source, size = edit.staged, (run.root / edit.staged).stat().st_size
+    return Content((Span(source, 0, size),))
 
 
 def made(inverse: Sequence[Inverse]) -> set[str]:

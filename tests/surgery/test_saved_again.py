@@ -92,6 +92,7 @@ def there_and_back(page: str, zipped: bool, data: dict[str, Any], since: list[in
         trainer = Trainer(Path(folder) / "run", page, zipped=zipped)
         for step in (4, 8):
             trainer.save(step)
+        latest = trainer.run().latest()
         receipt = operate(trainer, data)
         if receipt is None:
             return "refused"
@@ -118,6 +119,8 @@ def there_and_back(page: str, zipped: bool, data: dict[str, Any], since: list[in
             in_place = {edit.file for edit in receipt.inverse if isinstance(edit, Truncate)}
             assert in_place & OVER or receipt.step in since
         assert trainer.marks(trainer.root) == last
+        if receipt.step not in since:  # nor does a copy lead to what was trained since
+            assert trainer.run().latest() == latest
         if page == ONE and since:
             assert any("to the attic: ckpt.pt" in line for line in made.warnings)
         surgery.apply(trainer.run(), surgery.plan_redo(trainer.run(), as_they_are=as_they_are))
