@@ -15,7 +15,7 @@ DRY_RUN = ("--dry-run",)
 """What a command goes without that does what was only shown."""
 OF_RECIPES = ("plan", "apply")
 """Commands that take a recipe and KEY=VALUE."""
-DRY = re.compile(r"-(?P<letters>[nyq]*n[nyq]*)(?P<more>.*)")
+DRY = re.compile(r"-(?P<letters>[nyqv]*n[nyqv]*)(?P<more>.*)")
 """-n, alone or among other letters."""
 
 

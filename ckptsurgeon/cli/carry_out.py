@@ -100,8 +100,11 @@ def _print_map(common: MapOneLiner, recipe: Recipe) -> None:
     )
 
 
-def operate(common: Editing, recipe: Recipe, computed: Computed = BY_ITSELF) -> None:
-    """plan → print → confirm → apply → print → relaunch, for every recipe wherever it came from."""
+def operate(
+    common: Editing, recipe: Recipe, computed: Computed = BY_ITSELF, *, brief: bool = False
+) -> None:
+    """plan → print → confirm → apply → print → relaunch, for every recipe wherever it came from;
+    `brief` as in `carry_out`."""
     from ckptsurgeon import surgery
     from ckptsurgeon.operations.events import TensorBoard
     from ckptsurgeon.operations.relaunch import Relaunch
@@ -116,7 +119,7 @@ def operate(common: Editing, recipe: Recipe, computed: Computed = BY_ITSELF) -> 
         plan = surgery.plan(run, recipe, allow_globals=common.allow_global or (), jobs=common.jobs)
         if computed.resume:
             _refuse_done(run, plan, recipe)
-        carry_out(run, plan, common, recipe.get(Relaunch), computed)
+        carry_out(run, plan, common, recipe.get(Relaunch), computed, brief=brief)
 
 
 @contextmanager
@@ -171,8 +174,11 @@ def carry_out(
     common: Editing,
     launch: Relaunch | None = None,
     computed: Computed = BY_ITSELF,
+    *,
+    brief: bool = False,
 ) -> None:
-    """Print the plan, ask, apply it, print the receipt, relaunch.
+    """Print the plan, ask, apply it, print the receipt, relaunch. A `brief` one was shown before,
+    or nobody is asked: its changes are left out, unless all is wanted.
 
     Raises SurgeryError when nobody says yes: without a terminal only --yes counts."""
     from ckptsurgeon.surgery import apply
@@ -196,7 +202,7 @@ def carry_out(
     else:
         if not common.as_json:
             with shown_first():
-                show(run, plan, common)
+                show(run, plan, common, brief=brief and not common.verbose)
         confirm(plan.title, "apply?", common)
         with (
             report.Progress(sys.stderr, quiet=common.quiet) as progress,
@@ -209,7 +215,11 @@ def carry_out(
         try:
             common.report(
                 lambda: report.done(
-                    receipt, common.style, back=back(run, receipt), resume=_resume(run, plan)
+                    receipt,
+                    common.style,
+                    back=back(run, receipt),
+                    resume=_resume(run, plan),
+                    whole={*plan.steps} <= {*plan.saved},
                 ),
                 lambda: report.plan_json(plan, run.format.name, receipt),
             )
@@ -267,7 +277,7 @@ def _read_back(run: Run) -> str:
     return f"{command('verify', '--tb', shown)} reads what it logs"
 
 
-def show(run: Run, plan: Plan, common: Common, then: Hint = "") -> None:
+def show(run: Run, plan: Plan, common: Common, then: Hint = "", *, brief: bool = False) -> None:
     """Print a plan, that it can't be applied now if that is so, and with `then` the command that
     applies it."""
     notes = [f"{alive}; apply refuses until it is gone"] if (alive := run.trainer()) else []
@@ -280,7 +290,8 @@ def show(run: Run, plan: Plan, common: Common, then: Hint = "") -> None:
     undone = next((item for item in run.receipts() if item.id == plan.undoes), None)
 
     def text() -> str:
-        shown = report.plan(plan, run.name, common.style, undone)
+        files = isinstance(common, Editing) and common.verbose
+        shown = report.plan(plan, run.name, common.style, undone, brief=brief, files=files)
         return report.with_apply(shown, then) if then and not plan.empty else shown
 
     common.answer(text, lambda: report.plan_json(plan, run.format.name))

@@ -190,6 +190,9 @@ class Editing(Common):
         bool,
         typer.Option("--relaunch", help="Start the trainer afterwards and check its first line."),
     ] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show every change, and each file.")
+    ] = False
     jobs: Jobs = None
     allow_global: AllowGlobal = None
     no_tb_note: Annotated[

@@ -109,7 +109,7 @@ def apply(
     from ckptsurgeon.recipe.file import load
 
     if source.suffix != ".json":
-        operate(common, load(source, overrides or ()), computed)
+        operate(common, load(source, overrides or ()), computed, brief=common.yes)
         return
     if overrides or common.why is not None:
         raise UsageError(
@@ -122,7 +122,7 @@ def apply(
             run = open_for(common, computed)
             if common.dry_run:
                 surgery.refuse_stale(run, saved_plan)
-            carry_out(run, saved_plan, common, computed=computed)
+            carry_out(run, saved_plan, common, computed=computed, brief=True)
     except SurgeryError as error:
         if AGAIN in error.hints:
             error.hints = (replace(_MAKE, why=f"{source} is stale: make a new plan"),)
@@ -197,7 +197,7 @@ def _take_back(run: Run, plan: Plan, common: Editing) -> None:
     """Carry out an undo or a redo, which have no recipe but a reason."""
     if common.why is not None:
         plan = replace(plan, recipe={**plan.recipe, "why": common.why})
-    carry_out(run, plan, common)
+    carry_out(run, plan, common, brief=common.yes)
 
 
 def recover(

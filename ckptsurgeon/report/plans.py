@@ -61,10 +61,20 @@ LABELS = {
 """Fields of a promise that people call otherwise."""
 
 
-def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> str:
+def plan(
+    plan: Plan,
+    name: str,
+    style: Style,
+    undone: Receipt | None = None,
+    *,
+    brief: bool = False,
+    files: bool = False,
+) -> str:
     """What is about to change, what the next step will use, what it costs.
 
-    `undone` is the receipt that an undo takes back: its changes are shown the other way round."""
+    `undone` is the receipt that an undo takes back: its changes are shown the other way round.
+    `brief` leaves the changes out; with `files` stands what is done to each file, too, and so it
+    does where no changes are known."""
     if plan.empty:
         why = f"{clean(name)} is already set ({plan.title})"
         if plan.promise is not None and plan.recipe.keys() - {"why", "name"} == {"rollback"}:
@@ -81,8 +91,10 @@ def plan(plan: Plan, name: str, style: Style, undone: Receipt | None = None) -> 
         head = hanging(f"receipt {undone.id}   ", about, style)
         rows = [*changes(undone.changes, back=True), *rows]
     label = "  cost   "
-    lines = [*head, "", *([*table(rows, style), ""] if rows else [])]
-    if undone is not None:  # the changes are what the receipt says, and this is what is done
+    lines = [*head, ""]
+    if rows and not brief:
+        lines += [*table(rows, style), ""]
+    if files or not (rows or brief):
         lines += [*table(edits(plan.edits), style), ""]
     if plan.promise is not None and (values := promise(plan.promise)):
         will = "will" if plan.promise.asked else "would"
@@ -189,11 +201,17 @@ _RESTORED = {
 
 
 def done(
-    receipt: Receipt, style: Style, *, back: Command | None = None, resume: Hint = RELAUNCH
+    receipt: Receipt,
+    style: Style,
+    *,
+    back: Command | None = None,
+    resume: Hint = RELAUNCH,
+    whole: bool = True,
 ) -> str:
     """What was done, and the two commands that come next: `back` takes it back, by default an undo;
-    `resume` is empty for bare logs."""
-    text = f"receipt {receipt.id}{_restored(receipt)}"
+    `resume` is empty for bare logs. After an undo the run is not `whole` where somebody else has
+    removed a step since."""
+    text = f"receipt {receipt.id}{_restored(receipt, whole)}"
     lines = []
     if receipt.promise is not None:
         changed = {change.field for change in receipt.changes}
@@ -211,11 +229,11 @@ def done(
     return "\n".join(lines)
 
 
-def _restored(receipt: Receipt) -> str:
+def _restored(receipt: Receipt, whole: bool = True) -> str:
     """What an undo brought back, by what it compared; empty for any other surgery."""
     if receipt.undoes is None:
         return ""
-    what = "the run is" if receipt.steps else "what it changed is"
+    what = "the run is" if receipt.steps and whole else "what it changed is"
     but = ", but for the files that were changed since" if receipt.restored == CHANGED else ""
     return f"; {what} {_RESTORED.get(receipt.restored, _RESTORED[''])} {receipt.undoes}{but}"
 

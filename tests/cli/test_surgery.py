@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.cli.conftest import Surgeon, on_terminal
 from tests.conftest import Trained
 from tests.support.snapshot import snapshot
+from tests.support.tiny_run import make_run
 
 RECIPE = "why: spike\nrollback: {to: 4}\nset: {lr: 5e-4}\n"
 
@@ -48,6 +50,49 @@ def test_a_rollback_is_done_shown_and_undone(surgeon: Surgeon, trained: Trained)
     assert "why: by mistake" in log
     assert "(undone by 0002)" in log
     assert surgeon("undo", "--yes", "-C", root).exit_code == 2
+
+
+def test_what_a_plan_has_shown_is_not_printed_once_more(
+    surgeon: Surgeon, trained: Trained, tmp_path: Path
+) -> None:
+    root, recipe, saved = trained(), tmp_path / "recipe.yaml", tmp_path / "plan.json"
+    recipe.write_text(RECIPE)
+    row = "  checkpoints  > 6 8 "
+    assert row in surgeon("plan", recipe, "-o", saved, "-C", root).stdout
+    for source in (saved, recipe):
+        assert row in surgeon("apply", source, "--dry-run", "-C", root).stdout
+        done = surgeon("apply", source, "--yes", "-C", root).stdout
+        assert row not in done and "  step 5 will use   " in done and "done: receipt " in done
+        shown = surgeon("undo", "-n", "-C", root).stdout
+        assert "  checkpoints  < 6 8 " in shown and "brings back" not in shown
+        assert "brings back" in surgeon("undo", "-nv", "-C", root).stdout
+        undone = surgeon("undo", "--yes", "-C", root).stdout.splitlines()
+        assert len(undone) <= 8 and any("byte for byte" in line for line in undone)
+        redo = surgeon("redo", "-vy", "-C", root).stdout
+        assert "appends to" in redo and "done: receipt " in redo
+        assert surgeon("undo", "--yes", "-C", root).exit_code == 0
+
+
+def test_an_undo_names_a_step_that_somebody_removed_since(surgeon: Surgeon, tmp_path: Path) -> None:
+    """It brings back what the surgery changed, and the run is not what it was."""
+    root = make_run(tmp_path / "run", (2, 4, 8))
+    assert surgeon("rollback", "--to", 4, "--yes", "-C", root).exit_code == 0
+    shutil.rmtree(next(root.glob("*2")))
+    told = surgeon("undo", "--yes", "-C", root).stdout
+    assert "  note  removed since 0001, and not brought back: step 2" in told
+    assert "what it changed is byte for byte" in told and "the run is" not in told
+
+
+def test_a_log_folder_that_is_named_and_is_not_there_is_said(
+    surgeon: Surgeon, tmp_path: Path
+) -> None:
+    root = make_run(tmp_path / "run", (4, 8))
+    (root / "ckptsurgeon.yaml").write_text("tensorboard: [../logs, .]")
+    assert "../logs is not there" in surgeon("status", "-C", root).stdout
+    told = surgeon("rollback", "--to", 4, "-n", "-C", root).stdout
+    assert "names the log folder ../logs, which is not there" in " ".join(told.split())
+    (tmp_path / "logs").mkdir()
+    assert "not there" not in surgeon("rollback", "--to", 4, "-n", "-C", root).stdout
 
 
 def test_names_and_reasons_that_are_not_utf_8(surgeon: Surgeon, trained: Trained) -> None:

@@ -127,7 +127,13 @@ receipt 0001   rollback 7200 → 6210   by meg, 2021-09-20T10:00:00+00:00
                > 1 file to the attic
                < 3 files from the attic
 
-  files  renames global_step7200 → a
+  cost   0 B written, no shard copied"""
+    )
+    files = "\n  files  renames global_step7200 → a\n"
+    assert files in report.plan(undo, "x", LOOK, RECEIPT, files=True)
+    assert report.plan(undo, "x", LOOK, RECEIPT, brief=True) == (
+        """\
+receipt 0001   rollback 7200 → 6210   by meg, 2021-09-20T10:00:00+00:00
 
   cost   0 B written, no shard copied"""
     )
