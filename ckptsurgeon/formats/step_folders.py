@@ -80,8 +80,22 @@ def files_below(folder: Path) -> list[Path]:
 def folders_in(folder: Path) -> list[str]:
     """The names of the folders in it, and of links to folders, ascending; files beside them are not
     looked at. Raises OSError."""
+    return sorted(name for name, (is_folder, _) in _kinds(folder).items() if is_folder)
+
+
+def is_link(path: Path) -> bool:
+    """Whether it is a symbolic link, by the listing of the folder in which it lies."""
+    try:
+        return _kinds(path.parent).get(path.name, (False, False))[1]
+    except OSError:
+        return False
+
+
+@once
+def _kinds(folder: Path) -> dict[str, tuple[bool, bool]]:
+    """The name of each entry: whether it is a folder, or leads to one, and whether it is a link."""
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir())
+        return {entry.name: (entry.is_dir(), entry.is_symlink()) for entry in entries}
 
 
 @once

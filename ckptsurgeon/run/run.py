@@ -16,7 +16,7 @@ from ckptsurgeon.formats import Checkpoint, Format, State
 from ckptsurgeon.formats.layout import CleansUp, resumes
 from ckptsurgeon.formats.optimizers import pages
 from ckptsurgeon.formats.optimizers.table import TABLE, Known
-from ckptsurgeon.formats.step_folders import number_of
+from ckptsurgeon.formats.step_folders import is_link, number_of
 from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.plans.edits import Move, relative
 from ckptsurgeon.plans.plan import Fingerprint, Receipt
@@ -209,7 +209,7 @@ class Run:
     def linked(self, step: int) -> bool:
         """Whether `step`, or a part of it, is a symbolic link to elsewhere: it is read, and no edit
         goes through it."""
-        return any(path.is_symlink() for path in self.entries(step))
+        return any(is_link(path) for path in self.entries(step))
 
     def checkpoint(self, step: int) -> Checkpoint:
         """Open `step`. Raises when it is not saved or lacks a shard, and names what is near."""

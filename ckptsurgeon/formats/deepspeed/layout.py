@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
 
     def __init__(self) -> None:
         # A step is opened right after it was asked what it lacks: its first file is read once.
-        self._scanned = lru_cache(maxsize=1)(_scanned)
+        self._scanned: Archive | None = None
 
     def recognizes(self, run: Path) -> bool:
         """True with a `global_step<N>` folder that holds shards, or a `latest` that names one; but
@@ -121,9 +120,10 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
         name = min((name for name in names if MODEL.fullmatch(name)), default=None)
         if name is None:
             return None
-        status = (checkpoint / name).stat()
-        identity = (status.st_ino, status.st_size, status.st_mtime_ns)
-        return self._scanned(checkpoint / name, identity)
+        known = self._scanned
+        if known is None or known.path != checkpoint / name or not known.is_current():
+            known = self._scanned = _scanned(checkpoint / name)
+        return known
 
     def pointer_files(self, run: Path) -> list[Path]:
         """`latest`, or `latest_universal` in a run of universal copies alone; Megatron's tracker in
@@ -228,8 +228,8 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
         return DeepSpeedCheckpoint(checkpoint, step, *read_shards(files, known))
 
 
-def _scanned(path: Path, identity: tuple[int, ...]) -> Archive:
-    """The archive of the file that is at `path` while it has this `identity`."""
+def _scanned(path: Path) -> Archive:
+    """The archive of the file that is at `path`."""
     with Archive.opening(path) as archive:
         if archive.record(PICKLE).size <= KEPT_SCANS:
             archive.scan(keep=True)
