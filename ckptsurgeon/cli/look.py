@@ -73,9 +73,11 @@ def _loss(run: Run, common: Common) -> tuple[Sequence[Row], tuple[str, Hint] | N
     if (seen := _loss_tail(run)) is None:
         return (), None
     from ckptsurgeon.report.sparkline import headline, sparkline, unremarkable
+    from ckptsurgeon.run.log_numbers import counts_steps
 
     said = headline(seen)
-    rows = sparkline(seen, run.steps(), common.style.width - BESIDE)
+    saved = run.steps() if counts_steps(run, seen.steps[-1]) else []
+    rows = sparkline(seen, saved, common.style.width - BESIDE)
     return [*rows, *([] if said else [unremarkable(seen)])], said
 
 

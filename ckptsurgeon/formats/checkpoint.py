@@ -43,6 +43,14 @@ class Checkpoint(Trees, ABC):
         """Whether the number of the step counts updates, as the trainer saved it."""
         return True
 
+    def outrun(self) -> bool:
+        """Whether the optimizer made more updates than the name of the step says, which then counts
+        epochs or saves: 16-bit wrappers make one more. A counter beside it has the last word."""
+        if self.locate("iteration"):
+            return False
+        made = self.clear("adam_step")
+        return bool(made) and max(made) > self.step + 1
+
     @property
     def unable(self) -> Collection[type]:
         """The `capabilities` of its class that this one lacks."""

@@ -10,10 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.one_look import once
 from ckptsurgeon.formats.advice import Advice
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.fields.constants import ODD
 from ckptsurgeon.formats.fields.values import Hazard, Rival
 from ckptsurgeon.hints import shell
+from ckptsurgeon.transaction import receipts
 
 
 class Format(Advice, ABC):
@@ -147,12 +151,32 @@ class NamesEpochs(ABC):
         """What the same file of each step is called, by the name of one."""
 
 
-class CountsSaves(ABC):
-    """A trainer whose numbers of steps may count saves, or what its script counts."""
+class CountsSaves(Format, ABC):
+    """A trainer whose numbers of steps may count saves or epochs, or what its script counts."""
 
-    @abstractmethod
-    def updates(self, run: Path, step: int) -> int:
-        """How many updates `step` is after, by what it holds; its number where that is more."""
+    @once
+    def updates(self, run: Path, step: int) -> int | None:
+        """How many updates `step` is after, by what it holds: the counter of a page or an engine;
+        else that of the optimizer, or of a scheduler, which may count what was left out or batches.
+        None where it holds none of them. A reset of the moments took earlier updates off the
+        optimizer's."""
+        try:
+            checkpoint = self.open(run, step)
+            state = checkpoint.state()
+            positions = checkpoint.clear("position") if state.promise.adam_step is None else []
+        except (SurgeryError, OSError, *ODD):
+            return None
+        if state.step != step:
+            return state.step
+        if state.promise.adam_step is None:
+            return int(max(positions)) if positions else None
+        return state.promise.adam_step + sum(
+            receipt.before.adam_step or 0
+            for receipt in receipts.standing(receipts.read(run))
+            if "moments" in (receipt.recipe.get("reset") or ())
+            and receipt.before is not None
+            and (receipt.step or 0) <= step
+        )
 
 
 class KeepsOpaque(ABC):
@@ -196,16 +220,6 @@ class Paged(LogsBeside):
 def resumes(format: Format, run: Path) -> int | None:
     """The step that the trainer finds by a rule of its own; see `FindsStep`."""
     return format.resumes(run) if isinstance(format, FindsStep) else None
-
-
-def logged_at(format: Format, run: Path, step: int, last: int) -> int:
-    """Where a log whose last point is at `last` has the saved `step`: at its number, unless that
-    counts saves or epochs, and the log ends nearer to the updates of the newest step than to its
-    number. 16-bit wrappers make one update more."""
-    if not isinstance(format, CountsSaves) or (updates := format.updates(run, step)) <= step + 1:
-        return step
-    newest = max(format.steps(run))
-    return updates if last**2 >= max(newest, 1) * format.updates(run, newest) else step
 
 
 # --- symbolic links ------------------------------------------------------------------------------

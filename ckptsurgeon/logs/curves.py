@@ -44,6 +44,11 @@ class Curve:
     def __len__(self) -> int:
         return len(self.steps)
 
+    @property
+    def spacing(self) -> int:
+        """How many steps it is from one point to the next."""
+        return max(int(self.steps[-1] - self.steps[0]) // max(1, len(self) - 1), 1)
+
     def at(self, step: int) -> float | None:
         """Its last value up to `step`."""
         import numpy as np
@@ -66,12 +71,14 @@ Branch: TypeAlias = "Mapping[str, Curve]"
 @frozen
 class Curves:
     """`kept` leads to the newest step; each of `left` was trained and left again, oldest first.
-    `notes` are sentences about what could not be read, `sources` the files or folders."""
+    `notes` are sentences about what could not be read, `sources` the files or folders, and `names`
+    the tags in them where none is known to be the loss."""
 
     kept: Branch
     left: tuple[Branch, ...] = ()
     notes: tuple[str, ...] = ()
     sources: tuple[Path, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 # --- event files ---------------------------------------------------------------------------------
@@ -131,7 +138,10 @@ def of_folders(
     if not having:
         alone = any(LOSS in _tags(log.files, own, SAMPLES) for log in logs)
         note = "the loss is logged over samples, and how many a step takes is not known"
-        return Curves({}, notes=(note,) if alone else (), sources=tuple(folders))
+        groups = (group for log in logs for index in log.files for group in index.names)
+        names = () if alone else tuple(sorted({tag for group in groups for tag in group}))
+        notes_ = (note,) if alone else ()
+        return Curves({}, notes=notes_, sources=tuple(folders), names=names)
     notes = [
         f"{index.path.name}: {end - start} damaged bytes at {start} are left out"
         for log in having

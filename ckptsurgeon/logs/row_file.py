@@ -41,6 +41,8 @@ END = 256 << 10
 EPOCH = 1e9
 """What a time is at least that counts the seconds since 1970, and not since the start."""
 CHUNK = 1 << 20
+EPOCHS = "epoch"
+"""What counts the records of a file that has no usual name for it."""
 
 
 class RowFile(LogSource):
@@ -48,17 +50,11 @@ class RowFile(LogSource):
     table, and records that are not understood, stay."""
 
     def streams(self) -> list[Stream]:
-        size = self.path.stat().st_size
-        with self.path.open("rb") as file:
-            head = file.readline(END)
-            start = max(len(head), size - END)
-            file.seek(start)
-            end = file.read(END)
-        if start > len(head):
-            end = end.partition(b"\n")[2]
-        steps = [_point(record.item)[0] for record in _records(io.BytesIO(head + end))]
-        known = [step for step in steps if step != trail.NONE]
-        return [Stream.of(relative(self.path, self.root), self.path.name, known)]
+        steps = _ending(self.path, _counting(self.path))
+        return [Stream.of(relative(self.path, self.root), self.path.name, steps)]
+
+    def counts_epochs(self) -> bool:
+        return _counting(self.path) is not None
 
     def cut(self, cut: Cut) -> tuple[list[AnyChange], list[str]]:
         import numpy as np
@@ -117,11 +113,11 @@ class RowFile(LogSource):
         name, used = namer(names.pairs, names.regex)
         counts: dict[tuple[str, str], int] = {}
         seen: dict[str, str] = {}
-        file = relative(self.path, self.root)
+        file, own = relative(self.path, self.root), _counting(self.path)
         pieces = _Pieces(file)
         with self.path.open("rb") as lines:
-            for record in _records(lines):
-                at = signals.step_name(record.item, None)
+            for record in _records(lines, own):
+                at = signals.step_name(record.item, own)
                 new = {key: key if key == at else name(key) for key in record.item}
                 seen |= new
                 changed = [key for key in new if new[key] != key]
@@ -149,6 +145,42 @@ class RowFile(LogSource):
         return [Rewrite(file, LOGS, content, note)], result
 
 
+def counts(path: Path) -> str:
+    """What the lines at the end of a file count that goes up, in words; "" where nothing does."""
+    try:
+        own = _counting(path)
+        steps = _ending(path, own)
+    except (OSError, csv.Error):
+        return ""
+    if len(set(steps)) < 2 or steps != sorted(steps):
+        return ""
+    return f"{'steps' if own is None else 'epochs'}, up to {steps[-1]}"
+
+
+def _counting(path: Path) -> str | None:
+    """`epoch` where that alone counts the first records, None where a usual name does."""
+    with path.open("rb") as file:
+        head = file.read(END)
+    names = [list(each.item) for each in _records(io.BytesIO(head), EPOCHS)]
+    if any(signals.step_name(each, None) is not None for each in names):
+        return None
+    return EPOCHS if any(EPOCHS in each for each in names) else None
+
+
+def _ending(path: Path, own: str | None = None) -> list[int]:
+    """The steps of its last records, by the name `own` where that is given."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.readline(END)
+        start = max(len(head), size - END)
+        file.seek(start)
+        end = file.read(END)
+    if start > len(head):
+        end = end.partition(b"\n")[2]
+    steps = [_point(each.item, own)[0] for each in _records(io.BytesIO(head + end), own)]
+    return [step for step in steps if step != trail.NONE]
+
+
 # --- records -------------------------------------------------------------------------------------
 
 
@@ -174,9 +206,9 @@ class _Record:
         return text.getvalue().encode()
 
 
-def _records(file: BinaryIO) -> Iterator[_Record]:
+def _records(file: BinaryIO, own: str | None = None) -> Iterator[_Record]:
     """The records of a table or of JSON lines, in order, and of any other file none. One that is
-    not understood says nothing."""
+    not understood says nothing. `own` is the name of what counts, where it is no usual one."""
     first = file.readline(CHUNK)
     text = first.decode("utf-8", "replace")
     separator = max(",", "\t", ";", key=text.count)
@@ -186,7 +218,8 @@ def _records(file: BinaryIO) -> Iterator[_Record]:
             yield _Record(line, _parsed(line))
         return
     columns = next(csv.reader([text.replace("\0", "")], delimiter=separator), [])
-    if len(columns) < 2 or signals.step_name(columns, None) is None:
+    known = own in columns or signals.step_name(columns, None) is not None
+    if len(columns) < 2 or not known:
         return
     yield _Record(first, dict.fromkeys(columns), header=True, table=separator)
     taken: list[bytes] = []
@@ -210,9 +243,9 @@ def _parsed(line: bytes) -> Mapping[str, Any]:
     return item if isinstance(item, dict) else {}
 
 
-def _point(item: Mapping[str, Any]) -> tuple[int, float]:
+def _point(item: Mapping[str, Any], own: str | None = None) -> tuple[int, float]:
     """The step of a record, or `trail.NONE`, and its time, or NaN."""
-    named = signals.step_name([key for key in item if isinstance(key, str)], None)
+    named = signals.step_name([key for key in item if isinstance(key, str)], own)
     step = signals.number(item[named]) if named is not None else None
     if step is None or not math.isfinite(step) or not 0 <= step < 1 << 60:
         return trail.NONE, math.nan
@@ -228,14 +261,17 @@ class _Index:
     def __init__(self, path: Path) -> None:
         import numpy as np
 
+        own = _counting(path)
+
         ends, steps, walls = array("Q"), array("q"), array("d")
         self.header, end = False, 0
         try:
             with path.open("rb") as file:
-                for record in _records(file):
+                for record in _records(file, own):
                     end += len(record.line)
                     self.header |= record.header
-                    step, wall = (trail.NONE, math.nan) if record.header else _point(record.item)
+                    named = not record.header
+                    step, wall = _point(record.item, own) if named else (trail.NONE, math.nan)
                     ends.append(end)
                     steps.append(step)
                     walls.append(wall)

@@ -37,6 +37,17 @@ SHOWN = 12
 """Names of a file that are listed where none of them is known."""
 
 
+class Unclear(UsageError):
+    """What is the loss in a log, or counts its steps, is not known. `names` are those it has."""
+
+    names: tuple[str, ...] = ()
+
+    def having(self, names: Iterable[str]) -> Unclear:
+        """The same, with the names."""
+        self.names = tuple(names)
+        return self
+
+
 def of_file(path: Path, own: Mapping[str, str], step: str | None = None) -> Curves:
     """The curves in one file, by its first line: a table with a column of steps, an object a line,
     a `trainer_state.json`, or lines that a trainer printed. `own` names what signals are called in
@@ -179,20 +190,20 @@ def _known(
     if not {signals.LOSS, signals.GRAD_NORM} & {name for name, found in named.items() if found}:
         raise _unknown(path, counts, own)
     if len(alike := named.get(signals.LOSS, [])) > 1:
-        raise UsageError(
+        raise Unclear(
             f"{path} has several columns that may be the loss: {_listed(alike)}",
             next=[again("--tag", f"loss={name}") for name in alike[:3]],
-        )
+        ).having(alike)
     rows = list(_rows(records, {name: found[0] for name, found in named.items() if found}))
     if (not rows and any(at is not None for _, at in records)) or not records:
         raise UsageError(
             f"{path}: no row of it has a step and a loss", next="--log FILE that the trainer wrote"
         )
     if not rows:
-        raise UsageError(
+        raise Unclear(
             f"{path}: nothing in it is known to count steps; it has {_listed(counts)}",
             next=again("--step", "NAME", why="which of these counts updates"),
-        )
+        ).having(counts)
     return rows
 
 
@@ -220,9 +231,9 @@ def _unknown(path: Path, counts: Mapping[str, int], own: Mapping[str, str]) -> U
             or ["--log FILE that the trainer wrote"],
         )
     seen = f"; it has {_listed(counts)}" if counts else ", and no number with a name"
-    return UsageError(
+    return Unclear(
         f"{path}: no loss is known in it{seen}", next=hints or ["--log FILE that the trainer wrote"]
-    )
+    ).having(counts)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -154,6 +154,10 @@ class LogSource(ABC):
         """Changes that give what is logged new names, in one pass. Raises UsageError where two
         would become one and may not."""
 
+    def counts_epochs(self) -> bool:
+        """Whether nothing but epochs counts its points."""
+        return False
+
     def carried(self, carry: Carry) -> tuple[dict[Path, Rewrite | None], list[str]]:
         """What `cut` would leave of it, as new files of another run, None for one that is there
         already; and why it is not carried, where it is not. It is only read itself."""

@@ -16,7 +16,7 @@ from ckptsurgeon.formats import Checkpoint, Place, State
 from ckptsurgeon.formats.capabilities import ComputesRates
 from ckptsurgeon.formats.fields.constants import TRAINER_STATE
 from ckptsurgeon.formats.fields.understood import understood
-from ckptsurgeon.formats.layout import CountsSaves, logged_at
+from ckptsurgeon.formats.layout import CountsSaves, Format, Paged
 from ckptsurgeon.formats.schedules import deepspeed, rampup, torch_classes, transformers
 from ckptsurgeon.formats.schedules.saved import SCALED
 from ckptsurgeon.hints import Hint, command
@@ -24,6 +24,7 @@ from ckptsurgeon.logs.printed.comparison import Expected
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.plans.promise import Promise
+from ckptsurgeon.run.log_numbers import said_after
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import receipts
 
@@ -63,10 +64,14 @@ def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
         skipped=next((p.value for p in _places(checkpoint, "skipped_steps")), None),
         steady_betas="betas" not in state.promise.one_step,
         remedy=tuple(_remedy(run, checkpoint, state, surgeries)),
-        numbered=partial(logged_at, run.format, run.root, step)
-        if isinstance(run.format, CountsSaves)
-        else None,
+        numbered=partial(said_after, run, step) if _named(run.format, state, step) else None,
     )
+
+
+def _named(format: Format, state: State, step: int) -> bool:
+    """Whether the name alone numbers the step: the counter of a page is the trainer's own."""
+    own = isinstance(format, Paged) and state.step != step
+    return isinstance(format, CountsSaves) and not own
 
 
 def _surgeries(run: Run, promise: Promise) -> list[Receipt]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from ckptsurgeon.formats.layout import CountsSaves
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.logs.curves import Branch
 from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.logs.source import Stream
 from ckptsurgeon.look.finding import Finding
+from ckptsurgeon.run.log_numbers import INTERVALS, UNWRITTEN
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import changed, standing
 
 KEYS = ("tensorboard", "logs")
 """Sections of a recipe that cut logs."""
-UNWRITTEN, INTERVALS = 10, 4
-"""Steps, and logged points, that may be missing at the end of the logs: a writer of TensorBoard
-keeps ten events in memory, which a killed job loses, and a step is saved between two points."""
 
 
 def early(run: Run, step: int, kept: Branch) -> list[Finding]:
@@ -23,8 +22,10 @@ def early(run: Run, step: int, kept: Branch) -> list[Finding]:
     is saved in what was logged, or a surgery changed the iteration."""
     if LOSS not in kept or run.writers() or changed(run.receipts(), ("iteration",)):
         return []
+    if isinstance(run.format, CountsSaves):
+        return []
     steps = kept[LOSS].steps
-    last, each = int(steps[-1]), max((int(steps[-1] - steps[0]) // max(1, len(steps) - 1)), 1)
+    last, each = int(steps[-1]), kept[LOSS].spacing
     if step - last <= max(UNWRITTEN, INTERVALS * each) or run.steps()[0] > last:
         return []
     own = [(r.id, r.recipe.get(key) or {}) for r in standing(run.receipts()) for key in KEYS]
@@ -38,9 +39,11 @@ def early(run: Run, step: int, kept: Branch) -> list[Finding]:
 def apart(run: Run, step: int) -> list[Finding]:
     """Logs of one training that end at different steps: an earlier surgery, or somebody's hand, cut
     one of them and not the others. Nothing is said while a trainer runs, whose writers hold points
-    in memory."""
+    in memory, nor of a trainer whose logs may count different things."""
+    if isinstance(run.format, CountsSaves):
+        return []
     ends: dict[str, Stream] = {}
-    for source in run.log_sources():
+    for source in (each for each in run.log_sources() if not each.counts_epochs()):
         for stream in source.streams():
             known = ends.get(stream.kind)
             if stream.last is not None and (known is None or stream.last > (known.last or 0)):

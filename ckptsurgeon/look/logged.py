@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from ckptsurgeon.logs.curves import Branch, Curves
 from ckptsurgeon.logs.databases import found
 from ckptsurgeon.logs.mlruns.run_folder import RunFolder
 from ckptsurgeon.logs.signals import LOSS
+from ckptsurgeon.logs.source import LogSource
 from ckptsurgeon.logs.wandb import offline_run
 from ckptsurgeon.look.histories import histories
 from ckptsurgeon.run.attic import folders
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.home import ROWS, is_database, is_wandb, stored_run
+
+SAYS = "--log FILE reads it, with --tag loss=NAME, and --step NAME for what counts steps"
 
 
 def own(
@@ -33,21 +37,34 @@ def own(
     read = curves.of_folders(run.logs.folders(), tags, branch=branch, order=order)
     if LOSS in read.kept:
         return read
-    for path in histories(run):
-        with contextlib.suppress(UsageError):  # a history without a loss is none
-            other = rows.of_history(path, tags)
-            if LOSS in other.kept:
-                return other
-    for source in run.log_sources():
-        with contextlib.suppress(UsageError):
-            other = rows.of_points(source.path, source.points(), tags)
+    unclear: list[str] = []
+    histories_ = (partial(rows.of_history, path, tags) for path in histories(run))
+    points = (partial(_of_points, source, tags) for source in run.log_sources())
+    for other_log in (*histories_, *points):
+        try:
+            other = other_log()
+        except rows.Unclear as error:
+            if error.names:
+                unclear.append(f"{error.what}; {SAYS}")
+        except UsageError:  # a history without a loss is none
+            pass
+        else:
             if LOSS in other.kept:
                 return other
     per_step = _samples_of_a_step(run) if read.notes else None
     if per_step is None:
-        return read
+        if not read.names:
+            unclear += [
+                f"{name} may be a log by its {counts}: --log {name} reads it"
+                for name, counts in run.logs.unnamed()
+            ]
+        return replace(read, notes=(*read.notes, *unclear))
     folders = run.logs.folders()
     return curves.of_folders(folders, tags, branch=branch, order=order, per_step=per_step)
+
+
+def _of_points(source: LogSource, tags: Mapping[str, str]) -> Curves:
+    return rows.of_points(source.path, source.points(), tags)
 
 
 def kept_by(run: Run, id: str, after: int) -> Branch:

@@ -16,6 +16,7 @@ from ckptsurgeon.plans.edits import Move
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.attic import folders, pruned
+from ckptsurgeon.run.log_numbers import counts_steps
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.home import EVENTS, KEPT_EVENTS, NOTE, is_log
 from ckptsurgeon.transaction.receipts import standing
@@ -71,11 +72,13 @@ def timeline_of(read: Curves, run: Run | None, rule: str | None = None) -> Timel
         return Timeline(name, read.kept, tuple(by_themselves), {}, (), (), (), diagnosis)
     receipts = run.receipts()
     force = standing(receipts)
+    loss = read.kept.get(LOSS)
+    alike = loss is None or counts_steps(run, int(loss.steps[-1]), loss.spacing)
     return Timeline(
         run.name,
         read.kept,
         (*by_themselves, *_left(run, receipts)),
-        _saved(run, receipts),
+        _saved(run, receipts) if alike else {},
         tuple(dict.fromkeys(span for r in force if r.promise for span in r.promise.skip or ())),
         tuple(_rewarms(force)),
         tuple((_resumed(r), r.id) for r in force if not _goes_back(r) and r.promise),

@@ -5,7 +5,7 @@ What reads logs is imported where it is used: most surgeries leave them alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +17,13 @@ from ckptsurgeon.operations.events import marks_of
 from ckptsurgeon.operations.section import Changes
 from ckptsurgeon.plans.edits import AnyChange, Aside, Rewrite
 from ckptsurgeon.plans.log_fields import LOGS, TENSORBOARD
+from ckptsurgeon.run.log_numbers import not_known, tied
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.home import PARTIAL
 
 if TYPE_CHECKING:
     from ckptsurgeon.logs.marks import Marks
+    from ckptsurgeon.logs.source import LogSource
 
 OPTION = "--logs"
 
@@ -41,11 +43,18 @@ def logs(run: Run, source: Run, donor: Checkpoint, without: Hint) -> Changes:
     from ckptsurgeon.logs.printed.families import late
 
     _refuse_shared(run, source, without)
-    marks = marks_of(donor, donor.state().step, None)
-    marks = replace(marks, iteration=marks.iteration - late(source.format.name))
+    number, behind = donor.state().step, late(source.format.name)
+
+    def marked(number: int) -> Marks:
+        marks = marks_of(donor, number, None)
+        return replace(marks, iteration=number - behind)
+
+    marks = marked(number)
+    found = tied(source, donor, source.log_sources(), number)
+    at = {log: marked(place) for log, place in found.at.items()}
     try:
-        events = _events(run, source, marks)
-        others = _others(run, source, marks)
+        events = _events(run, source, at)
+        others = _others(run, source, at)
     except SurgeryError as why:
         look = command(
             "truncate-logs",
@@ -57,6 +66,8 @@ def logs(run: Run, source: Run, donor: Checkpoint, without: Hint) -> Changes:
         )
         raise SurgeryError(why.what, next=(without, look)) from None
     told = [*events.warnings, *others.warnings]
+    if found.unknown:
+        told.append(f"not carried: {not_known(source, found.unknown)}")
     if not events.files and not others.files:
         none = f"{source.root} has no events up to step {marks.iteration}: no logs are copied"
         return [], [none, *told]
@@ -94,16 +105,16 @@ class _Carried:
     warnings: list[str]
 
 
-def _events(run: Run, source: Run, marks: Marks) -> _Carried:
+def _events(run: Run, source: Run, at: Mapping[LogSource, Marks]) -> _Carried:
     """The event files."""
     from ckptsurgeon.logs import cut
-    from ckptsurgeon.logs.event_folder import of_all
+    from ckptsurgeon.logs.event_folder import EventFolder, of_all
 
     changes: list[AnyChange] = []
     warnings: list[str] = []
     taken: set[Path] = set()
-    folders = source.logs.folders()
-    for folder in folders:
+    folders = {log.path: marks for log, marks in at.items() if isinstance(log, EventFolder)}
+    for folder, marks in folders.items():
         here = _counterpart(run, source, folder)
         made, sentences = cut.copies(folder, here, run.root, marks)
         taken |= {here / name for name in made}
@@ -114,19 +125,19 @@ def _events(run: Run, source: Run, marks: Marks) -> _Carried:
     own = (run.root / file for file in run.logs.event_files())
     left = [file for file in own if file not in taken]
     asides: list[AnyChange] = [Aside(run.relative(file), TENSORBOARD) for file in left]
-    return _Carried(taken, [*asides, *changes], of_all(warnings, folders))
+    return _Carried(taken, [*asides, *changes], of_all(warnings, list(folders)))
 
 
-def _others(run: Run, source: Run, marks: Marks) -> _Carried:
+def _others(run: Run, source: Run, at: Mapping[LogSource, Marks]) -> _Carried:
     """All others: those that can be carried, and the names of those that can't."""
     from ckptsurgeon.logs.event_folder import EventFolder
     from ckptsurgeon.logs.source import Carry
 
-    there = Carry(run.root, marks, lambda folder: _beside(run, source, folder))
     made: dict[Path, Rewrite | None] = {}
     warnings: list[str] = []
-    for log in source.log_sources():
+    for log, marks in at.items():
         if not isinstance(log, EventFolder):
+            there = Carry(run.root, marks, lambda folder: _beside(run, source, folder))
             new, sentences = log.carried(there)
             made |= new
             warnings += sentences

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.formats import Checkpoint
-from ckptsurgeon.formats.layout import logged_at
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import COUNT
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange
+from ckptsurgeon.plans.log_fields import LOGS, TENSORBOARD
+from ckptsurgeon.plans.promise import Caveat
+from ckptsurgeon.run.log_numbers import Tied, cutting, not_known, tied
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
 
@@ -152,47 +154,33 @@ def cut_or_rename(
         from ckptsurgeon.logs.printed.families import late
         from ckptsurgeon.logs.source import Cut
 
+        found, behind = Tied(dict.fromkeys(sources, cut_at), []), 0
         if section.after is None and checkpoint is not None:
-            _refuse_other_count(run, checkpoint.step, sources)
+            found, behind = tied(run, checkpoint, sources, cut_at), late(run.format.name)
         keep = (section.keep_as or f"cut-{run.next_id()}") if section.keep else None
-        marks = marks_of(checkpoint, cut_at, section.samples)
-        if section.after is None:
-            marks = replace(marks, iteration=cut_at - late(run.format.name))
-        cut = Cut(marks, keep, section.salvage, branch, section.order, section.axes)
-        for source in sources:
+        for source, number in found.at.items():
+            marks = marks_of(checkpoint, number, section.samples)
+            marks = replace(marks, iteration=number - behind)
+            cut = Cut(marks, keep, section.salvage, branch, section.order, section.axes)
             made, sentences = source.cut(cut)
             changes += made
             warnings += sentences
         warnings = of_all(warnings, run.logs.folders())
+        if found.unknown and checkpoint is not None:
+            text = f"not cut: {not_known(run, found.unknown)}; {cutting(run, checkpoint.step)}"
+            field = TENSORBOARD if found.unknown[0].kind == TENSORBOARD else LOGS
+            warnings.append(Caveat(text, field, known=False))
     if section.rename:
         from ckptsurgeon.logs.source import NewNames
 
         names = NewNames(section.rename, section.regex, section.allow_merge)
         for source in sources:
-            made, found = source.rename_keys(names)
+            made, renamed = source.rename_keys(names)
             changes += made
-            counts.append(found)
+            counts.append(renamed)
     if counts:
         warnings += _renamed(run, section, counts, by)
     return changes, warnings
-
-
-def _refuse_other_count(run: Run, step: int, sources: Sequence[LogSource]) -> None:
-    """Raise SurgeryError where the number of `step` counts saves or epochs, and a log goes on by
-    updates: it would be cut where that number stands."""
-    from ckptsurgeon.logs.source import leave
-
-    for stream in (stream for source in sources for stream in source.streams()):
-        at = logged_at(run.format, run.root, step, stream.last or 0)
-        if at != step:
-            raise SurgeryError(
-                f"step {step} counts saves or epochs, as it is after {at} updates, and "
-                f"{stream.name} has points up to {stream.last}: where it is to be cut is not known",
-                next=(
-                    leave(stream.name, "points"),
-                    command("truncate-logs", "--after", at, why="then, if it counts updates"),
-                ),
-            )
 
 
 def event_folders(run: Run) -> list[LogSource]:
@@ -220,7 +208,12 @@ def linked(run: Run) -> list[str]:
         f"ckptsurgeon.yaml names the log folder {name}, which is not there: no log in it is edited"
         for name in run.logs.lacking()
     ]
-    return [*lacking, *links, *others]
+    unnamed = [
+        f"{name} stays as it is, and may be a log by its {counts}: if it is one of this run, name "
+        f"it in ckptsurgeon.yaml: logs: [{name}]"
+        for name, counts in run.logs.unnamed()
+    ]
+    return [*lacking, *links, *others, *unnamed]
 
 
 def _renamed(run: Run, section: TensorBoard, counts: Sequence[Counts], by: str) -> list[str]:

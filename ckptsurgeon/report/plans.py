@@ -18,6 +18,7 @@ from ckptsurgeon.plans.edits import (
     Replace,
     length,
 )
+from ckptsurgeon.plans.log_fields import LOG_FIELDS
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.plans.queries import Queries
@@ -216,7 +217,7 @@ def done(
     if receipt.promise is not None:
         changed = {change.field for change in receipt.changes}
         text += f"; {_verdict(receipt.promise, changed, _fresh(receipt))}"
-        lines = reasons(receipt.promise, style, {"lr", *changed})
+        lines = reasons(receipt.promise, style, {"lr", *LOG_FIELDS, *changed})
     lines.insert(0, f"{style.paint('done:', GREEN)} {text}")
     back = back or command("undo", receipt.id)
     lines.append(f"  {back.words[0]:<8} {back}")

@@ -29,6 +29,8 @@ from ckptsurgeon.transaction.home import (
     is_wandb,
 )
 
+MAY_BE, MOST = (".csv", ".tsv", ".json", ".jsonl"), 200
+"""How a file may be called that is a log of lines, and how many such files are looked into."""
 ABOVE = 2
 """So far above the run a log folder may be that holds it: further up are the logs of others."""
 
@@ -238,6 +240,25 @@ class LogFolders:
             if tracker is not None:
                 found.append((relative(here, self.root), tracker))
                 inner.clear()
+        return found
+
+    def unnamed(self) -> list[tuple[str, str]]:
+        """Files that may be logs by their lines, and are none by their names, each with what these
+        count. Of MOST files, and of each its head and its end."""
+        from ckptsurgeon.logs.row_file import counts
+
+        known, branches = {*self.by_kind().rows}, self.branches()
+        left, found = MOST, []
+        for here, inner, files in self._walk():
+            if strangers.tracker(here, inner, files) is not None:
+                inner.clear()
+                continue
+            if here in branches or not here.is_relative_to(self.root):
+                continue
+            paths = [here / name for name in sorted(files) if name.endswith(MAY_BE)]
+            paths = [path for path in _own(paths) if path not in known][:left]
+            left -= len(paths)
+            found += [(relative(p, self.root), said) for p in paths if (said := counts(p))]
         return found
 
     def _walk(self) -> Iterator[tuple[Path, list[str], list[str]]]:

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ckptsurgeon import Run, surgery
-from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.guard.proposal import proposal
 from ckptsurgeon.look import advise
 from ckptsurgeon.look.listen import listen
@@ -54,12 +53,14 @@ def rows(folder: Path, last: int) -> Path:
 def test_logs_of_updates_are_not_cut_at_the_number_of_a_save(tmp_path: Path) -> None:
     root = saved(tmp_path / "run", {0: 10, 1: 20, 2: 30, 3: 40})
     log = rows(root, 44)
-    before = snapshot(root)
-    with pytest.raises(SurgeryError, match="step 1 counts saves or epochs, as it is after 20") as e:
-        surgery.plan(Run.open(root), from_data({"rollback": {"to": 1}}))
-    assert "metrics.csv has points up to 44" in e.value.what
-    assert "--no-truncate" in e.value.next[0] and "truncate-logs --after 20" in e.value.next[-1]
-    operate(root, {"rollback": {"to": 1}, "tensorboard": {"truncate": False}})
+    before, text = snapshot(root), log.read_text()
+    plan = operate(root, {"rollback": {"to": 1}})
+    assert plan.promise is not None
+    note = plan.promise.not_known["logs"]
+    assert note in plan.warnings and log.read_text() == text
+    assert note.startswith("not cut: metrics.csv (up to 44): not known what its numbers count")
+    assert "step 3 is the newest, after 40 updates" in note
+    assert "truncate-logs --after 20 is for a log that counts updates" in note
     with_log = snapshot(root)
     operate(root, {"logs": {"after": 20}})
     assert log.read_text().splitlines()[-1].startswith("20,")
@@ -82,23 +83,19 @@ def test_logs_of_updates_are_not_cut_at_the_number_of_a_save(tmp_path: Path) -> 
 def test_a_log_is_cut_at_a_number_that_it_counts(
     tmp_path_factory: pytest.TempPathFactory, every: int, number: int, named: str, logged: str
 ) -> None:
-    """Where it counts another thing that is told apart by the updates of the optimizer, the cut is
-    refused; never is more cut than what came after the step."""
+    """Where it counts another thing it is named and left as it is; never is more cut than what came
+    after the step."""
     size = {"saves": 1 / every, "updates": 1, "batches": 4}
     root = tmp_path_factory.mktemp("run") / "run"
     saved(root, {int(k * every * size[named]): k * every for k in range(1, 6)})
     to = int(number * every * size[named])
     last = int(6 * every * size[logged])
     log = rows(root, last)
-    try:
-        operate(root, {"rollback": {"to": to}})
-    except SurgeryError as error:
-        assert "counts saves or epochs" in error.what
-        assert named == "saves" and logged != "saves"
-        return
+    plan = operate(root, {"rollback": {"to": to}})
     kept = len(log.read_text().splitlines()) - 1
-    assert named != "saves" or logged == "saves"
-    assert kept == min(to, last)
+    assert plan.promise is not None
+    assert ("logs" in plan.promise.not_known) is (named != logged)
+    assert kept == (last if named != logged else to)
 
 
 @pytest.mark.parametrize("wrong", [False, True])

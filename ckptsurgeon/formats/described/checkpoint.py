@@ -53,8 +53,8 @@ class DescribedCheckpoint(Anew, Saving, TorchCheckpoint, HasWeights):
 
     @property
     def numbered(self) -> bool:
-        """Of several optimizers each update counts as a step."""
-        return self.several() <= 1
+        """Of several optimizers each update counts as a step; names may count epochs."""
+        return self.several() <= 1 and not self.outrun()
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """By the saved scheduler, where it is where the page says."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats.described.description import Description
-from ckptsurgeon.formats.described.layout import Described
+from ckptsurgeon.formats.described.layout import Described, OwnPage
 
 TORCH = "torch:"
 
@@ -24,11 +24,11 @@ def named(name: str, known: Sequence[str]) -> Described:
     if (Path(__file__).parent / f"{name}.yaml").is_file():
         return shipped(name)
     if name.startswith(TORCH):
-        return Described(_torch(name))
+        return OwnPage(_torch(name))
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         try:
-            return Described(Description.read(path))
+            return OwnPage(Description.read(path))
         except OSError as error:
             raise UsageError(
                 f"{path}: {error.strerror}", next="--format FILE    the path of a description"

@@ -43,8 +43,8 @@ class DescribedSharded(Anew, Saving, SafetensorsBeside, JsonBeside, ScheduledChe
 
     @property
     def numbered(self) -> bool:
-        """Of several optimizers each update counts as a step."""
-        return len(self.optimizers) == 1
+        """Of several optimizers each update counts as a step; names may count epochs."""
+        return len(self.optimizers) == 1 and not self.outrun()
 
     def counted(self, field: str) -> list[Place]:
         """What the page names."""

@@ -10,12 +10,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats.deepspeed.engine import Engine, EngineCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import STEP
-from ckptsurgeon.formats.fields.constants import ODD, TRAINER_STATE
+from ckptsurgeon.formats.fields.constants import TRAINER_STATE
 from ckptsurgeon.formats.fields.shard_files import opened, read_shards
 from ckptsurgeon.formats.fields.values import OUTLIVES, Rival
 from ckptsurgeon.formats.huggingface import fsdp
@@ -32,7 +31,6 @@ from ckptsurgeon.formats.schedules.torch_classes import is_torch
 from ckptsurgeon.formats.step_folders import StepFolders, listed
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.plans.edits import Key
-from ckptsurgeon.transaction import receipts
 from ckptsurgeon.transaction.home import HOME
 
 CHECKPOINTS = "checkpoints"
@@ -266,22 +264,6 @@ class Accelerate(_Saved, CountsSaves, NamesElsewhere):
             f"in the script, set accelerator.project_configuration.iteration = {step + 1} after "
             "load_state: it begins at 0, and total_limit removes the lowest numbers first"
         ]
-
-    def updates(self, run: Path, step: int) -> int:
-        """By an engine's counter or Adam's, where these are beyond the number: a name counts saves,
-        or whatever the script does. A reset of the moments took earlier updates off Adam's."""
-        try:
-            state = self.open(run, step).state()
-        except (SurgeryError, *ODD):
-            return step
-        forgotten = sum(
-            receipt.before.adam_step or 0
-            for receipt in receipts.standing(receipts.read(run))
-            if "moments" in (receipt.recipe.get("reset") or ())
-            and receipt.before is not None
-            and (receipt.step or 0) <= step
-        )
-        return max(step, state.step, (state.promise.adam_step or 0) + forgotten)
 
     def is_step(self, folder: Path) -> bool:
         """By an optimizer's or an engine's files beside Accelerate's random states."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, first_few
 from ckptsurgeon.logs.curves import Curves
 from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look import soundness
-from ckptsurgeon.look.advise.candidates import Candidate, back_to, candidates
+from ckptsurgeon.look.advise.candidates import Candidate, back_to, candidates, not_tied
 from ckptsurgeon.look.advise.remedies import Remedy, remedies
 from ckptsurgeon.look.advise.spikes import Spike, find, needed, unjudged
 from ckptsurgeon.plans.frozen import frozen
@@ -55,13 +56,16 @@ def advise(
     if diagnosis.verdict != DIVERGED or diagnosis.spike is None or run is None or run.bare:
         return diagnosis
     found = candidates(run, diagnosis.spike, curves.kept, level, jobs)
+    why = not_tied(run, curves.kept)
+    if why:
+        curves = replace(curves, notes=(*curves.notes, why))
     to = back_to(found)
     recipes: Sequence[Remedy] = ()
     if to is not None:
         with contextlib.suppress(SurgeryError):  # a step that can't be opened is among the findings
             at = next(item.at for item in found if item.step == to)
             state = run.checkpoint(to).state()
-            recipes = remedies(diagnosis.spike, curves.kept, to, at, state)
+            recipes = remedies(diagnosis.spike, curves.kept, to, at, state, tied=not why)
     return Advice(
         diagnosis.verdict, curves, diagnosis.spikes, diagnosis.spike, diagnosis.newest,
         diagnosis.points, diagnosis.unjudged, tuple(found), to, tuple(recipes),
@@ -75,10 +79,15 @@ def judge(curves: Curves, rule: str | None = None) -> Advice:
     loss = curves.kept.get(LOSS)
     if loss is None or not len(loss):
         where = ", ".join(map(str, curves.sources)) or "the run's folders"
-        reason = f"no tag in {where} is known to be the loss; --tag loss=NAME says which one is"
+        has = f"; it has {first_few(curves.names)}" if curves.names else ""
+        reason = (
+            f"no tag in {where} is known to be the loss{has}; --tag loss=NAME says which one is"
+        )
         if not curves.sources and not curves.kept:
             reason = "no logs were found in the run's folders; --tb DIR or --log FILE names them"
-        return Advice(UNKNOWN, curves, reason=next(iter(curves.notes), reason))
+        if not curves.names:
+            reason = next(iter(curves.notes), reason)
+        return Advice(UNKNOWN, curves, reason=reason)
     newest, points = int(loss.steps[-1]), len(loss)
     spikes = tuple(find(curves.kept, rule))
     bad = [spike for spike in spikes if spike.last is None and spike.malignant]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.layout import logged_at
-from ckptsurgeon.logs.curves import Branch
+from ckptsurgeon.files.one_look import one_look
+from ckptsurgeon.logs.curves import Branch, Curve
 from ckptsurgeon.logs.signals import LOSS, SAMPLES, TOKENS
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.advise.spikes import PATIENCE, Spike
 from ckptsurgeon.plans.frozen import frozen
+from ckptsurgeon.run.log_numbers import logged_at
 from ckptsurgeon.run.run import Run
 
 MOST = 8
@@ -44,6 +45,7 @@ class Candidate:
     findings: tuple[str, ...]
 
 
+@one_look()
 def candidates(
     run: Run, spike: Spike, branch: Branch, level: int, jobs: int = 8
 ) -> list[Candidate]:
@@ -53,7 +55,7 @@ def candidates(
     found: list[Candidate] = []
     for step in reversed(run.steps()):
         at = _logged(run, step, spike, branch)
-        if at is not None and len(found) < MOST:
+        if at is not None and at < spike.first and len(found) < MOST:
             bad = _findings(run, step, level, jobs)
             near = at > spike.first - margin
             found.append(Candidate(step, at, not bad, near, distance(branch, at), bad))
@@ -61,18 +63,41 @@ def candidates(
 
 
 def _logged(run: Run, step: int, spike: Spike, branch: Branch) -> int | None:
-    """Where the log has `step`, if that is before the first sign. A number that counts saves says
-    nothing, and updates are not always what is logged: then the time of the save must not say
-    otherwise."""
+    """Where the log has `step`, if that is before the first sign. Where its numbers are not tied to
+    those of the steps the time of the save says it; where they are so by the updates alone, that
+    time must not say otherwise."""
     loss = branch[LOSS]
-    at = logged_at(run.format, run.root, step, int(loss.steps[-1]))
-    if at >= spike.first:
+    at = logged_at(run, step, int(loss.steps[-1]), loss.spacing)
+    if at == step:
+        return at if at < spike.first else None
+    then = _saved(run, step, loss)
+    return then if at is None or (then is not None and then >= spike.first) else at
+
+
+def _saved(run: Run, step: int, loss: Curve) -> int | None:
+    """The last point of `loss` when `step` was saved; None where its times do not reach there."""
+    import numpy as np
+
+    try:
+        saved = run.state(step).saved_at
+    except SurgeryError:
         return None
-    if at != step:
-        saved, sign, end = run.state(step).saved_at, loss.time(spike.first), loss.time(1 << 62)
-        if sign is not None and end is not None and sign < saved <= end:
-            return None
-    return at
+    begun, ended = float(loss.walls[0]), float(loss.walls[-1])
+    if not begun <= saved <= ended:
+        return None
+    return int(loss.steps[int(np.searchsorted(loss.walls, saved, "right")) - 1])
+
+
+def not_tied(run: Run, branch: Branch) -> str:
+    """That the log counts what the saved steps do not, in a sentence; "" where that is not so."""
+    loss, newest = branch[LOSS], max(run.steps(), default=0)
+    last = int(loss.steps[-1])
+    if logged_at(run, newest, last, loss.spacing) is not None:
+        return ""
+    return (
+        f"not known what the numbers of the log count: it ends at {last}, and step {newest} is the "
+        "newest"
+    )
 
 
 def back_to(found: list[Candidate]) -> int | None:

@@ -35,9 +35,12 @@ class Remedy:
     others: tuple[Mapping[str, Any], ...] = ()
 
 
-def remedies(spike: Spike, branch: Branch, back: int, at: int, state: State) -> list[Remedy]:
+def remedies(
+    spike: Spike, branch: Branch, back: int, at: int, state: State, *, tied: bool = True
+) -> list[Remedy]:
     """Recipes that go back to the step `back`, which the log has `at` its own count, and whose
-    checkpoint is `state`; the best first. Where the two differ, a recipe says where to cut."""
+    checkpoint is `state`; the best first. Where the two differ, a recipe says where to cut, unless
+    the log is not `tied` to the steps."""
     signals = {sign.signal: sign.step for sign in spike.signs}
     scored = [
         (_for_rate(spike, branch, at), _lower_rate(branch, spike, back, state)),
@@ -48,7 +51,7 @@ def remedies(spike: Spike, branch: Branch, back: int, at: int, state: State) -> 
     ]
     kept = [(score, item) for score, item in scored if item is not None and score >= 0]
     found = [item for _, item in sorted(kept, key=lambda pair: -pair[0])]
-    return found if at == back else [_with_cut(item, at) for item in found]
+    return found if at == back or not tied else [_with_cut(item, at) for item in found]
 
 
 def _with_cut(remedy: Remedy, at: int) -> Remedy:
