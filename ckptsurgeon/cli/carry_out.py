@@ -287,11 +287,14 @@ def show(run: Run, plan: Plan, common: Common, then: Hint = "", *, brief: bool =
     if plan.edits and (who := worker(run.root, edited(plan.edits))):
         notes.append(who)
     plan = replace(plan, warnings=(*plan.warnings, *notes))
-    undone = next((item for item in run.receipts() if item.id == plan.undoes), None)
+    done = {item.id: item for item in run.receipts()}
+    undone = done.get(plan.undoes or "")
+    redone = done.get(undone.undoes or "") if undone is not None else None
 
     def text() -> str:
         files = isinstance(common, Editing) and common.verbose
-        shown = report.plan(plan, run.name, common.style, undone, brief=brief, files=files)
+        look = common.style
+        shown = report.plan(plan, run.name, look, undone, redone, brief=brief, files=files)
         return report.with_apply(shown, then) if then and not plan.empty else shown
 
     common.answer(text, lambda: report.plan_json(plan, run.format.name))

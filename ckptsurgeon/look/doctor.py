@@ -48,6 +48,7 @@ def diagnose(run: Run, loss: Advice | None = None) -> list[Finding]:
         return [Finding(f"a surgery is under way: {busy}", "wait until it ends")]
     verification = look.verify(run)
     out = list(verification.found)
+    back: Hint = command("rollback", "--to", verification.step, why="moves them aside")
     if any(finding.next is None for finding in out):
         back = _way_back(run, verification.step)
         out = [Finding(finding.what, finding.next or back) for finding in out]
@@ -57,7 +58,7 @@ def diagnose(run: Run, loss: Advice | None = None) -> list[Finding]:
             Finding(
                 f"steps newer than {verification.step} are saved, up to {newer[-1]}: a trainer "
                 "that picks the highest step resumes that one",
-                command("rollback", "--to", verification.step, why="moves them aside"),
+                back,
             )
         )
     if isinstance(run.format, HasHazards):

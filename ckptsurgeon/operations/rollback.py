@@ -147,16 +147,17 @@ def _by_name(run: Run, step: int) -> list[Path]:
 
 def _newest(run: Run) -> int:
     """The newest step that is complete and can be read: a half-copied shard has its name, too."""
-    problem = run.none_complete()
+    problem: SurgeryError | None = None
     for step in reversed(run.steps()):
         if run.complete(step):
             try:
                 run.checkpoint(step).state()
             except SurgeryError as error:
-                problem = error
+                problem = problem or error
                 continue
             return step
-    raise problem
+    none = run.none_complete()
+    raise none if problem is None else SurgeryError(problem.what, next=none.hints)
 
 
 def _forget(run: Run, checkpoint: Checkpoint, gone: list[Path]) -> Changes:

@@ -67,13 +67,15 @@ def plan(
     name: str,
     style: Style,
     undone: Receipt | None = None,
+    redone: Receipt | None = None,
     *,
     brief: bool = False,
     files: bool = False,
 ) -> str:
     """What is about to change, what the next step will use, what it costs.
 
-    `undone` is the receipt that an undo takes back: its changes are shown the other way round.
+    `undone` is the receipt that an undo takes back: its changes are shown the other way round. Is
+    it an undo itself, then `redone` is the surgery that comes into force again.
     `brief` leaves the changes out; with `files` stands what is done to each file, too, and so it
     does where no changes are known."""
     if plan.empty:
@@ -90,7 +92,8 @@ def plan(
     if undone is not None:
         about = f"{clean(undone.title)}   by {clean(undone.user)}, {undone.when}"
         head = hanging(f"receipt {undone.id}   ", about, style)
-        rows = [*changes(undone.changes, back=True), *rows]
+        forth = changes(redone.changes) if redone is not None else []
+        rows = [*forth, *changes(undone.changes, back=True), *rows]
     label = "  cost   "
     lines = [*head, ""]
     if rows and not brief:

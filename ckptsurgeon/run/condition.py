@@ -40,6 +40,14 @@ class Conditions:
             self._whole.add(listing)
         return "complete"
 
+    def why(self, step: int) -> str:
+        """Why a step is not complete."""
+        try:
+            missing = self._format.missing(self._root, step)
+        except SurgeryError as error:
+            return f"damaged ({error.what})"
+        return f"incomplete (no {', '.join(missing[:3])})"
+
     def _listing(self, step: int) -> Listing:
         folder = self._format.directory(self._root, step)
         files = self._format.files(self._root, step)

@@ -296,10 +296,9 @@ class Run:
             raise self.none_complete()
         resumed = resumes(self.format, self.root)
         if resumed is not None and resumed > newest:
-            missing = self.format.missing(self.root, resumed)
             raise SurgeryError(
-                f"step {resumed} is incomplete (no {', '.join(missing[:3])}), and its trainer, "
-                "which keeps no pointer, would resume it",
+                f"step {resumed} is {self._conditions.why(resumed)}, and its trainer, which keeps "
+                "no pointer, would resume it",
                 next=command("rollback", "--to", newest, why="moves it to the attic"),
             )
         return newest
@@ -308,12 +307,11 @@ class Run:
         """The refusal where no saved step is complete: no command of this run makes one, but undo
         where a surgery moved it aside."""
         steps = self.steps()
-        missing = self.format.missing(self.root, steps[-1]) if steps else []
         hints: list[Hint] = [f"restore a step from a copy into {self.root}/"]
         for receipt in receipts.standing(self.receipts())[-1:]:
             if any(isinstance(e, Move) and (self.root / e.src).exists() for e in receipt.inverse):
                 hints.insert(0, command("undo", receipt.id, why="brings back what it moved aside"))
-        lacking = f": no {missing[0]}" if missing else ""
+        lacking = f": step {steps[-1]} is {self._conditions.why(steps[-1])}" if steps else ""
         return SurgeryError(f"no complete checkpoint in {self.root}{lacking}", next=hints)
 
     # --- surgeries -------------------------------------------------------------------------------
@@ -357,8 +355,7 @@ class Run:
         self.refuse_interrupted()
         alive = self.trainer()
         if alive is not None:
-            todo = "stop the trainer, wait until it is gone, then repeat the command"
-            raise SurgeryError(alive, next=todo)
+            raise SurgeryError(alive, next=writers.end_it(self.root, alive))
 
     # --- logs and writers ------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from ckptsurgeon import whole_file
 from ckptsurgeon.disk import mount
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.step_folders import files_below
+from ckptsurgeon.hints import Hint, shell
 from ckptsurgeon.plans.edits import relative
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run import slurm_job
@@ -50,6 +51,14 @@ def evidence(
         if sign:
             signs.append(f"{relative(item, root)}: {sign}")
     return signs + _saving(root, format, pointers)
+
+
+def end_it(root: Path, alive: str) -> list[Hint]:
+    """What to do about a trainer that is `alive`: the bundled one saves and ends when it is told
+    to."""
+    own = recorded(root) if RECORD in alive else None
+    kill = [] if own is None else [shell(["kill", own[0]], why="it saves a step, and ends")]
+    return [*kill, "stop the trainer, wait until it is gone, then repeat the command"]
 
 
 def recorded(root: Path) -> tuple[int, int] | None:

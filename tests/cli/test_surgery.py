@@ -69,7 +69,7 @@ def test_what_a_plan_has_shown_is_not_printed_once_more(
         undone = surgeon("undo", "--yes", "-C", root).stdout.splitlines()
         assert len(undone) <= 8 and any("byte for byte" in line for line in undone)
         redo = surgeon("redo", "-vy", "-C", root).stdout
-        assert "appends to" in redo and "done: receipt " in redo
+        assert row in redo and "appends to" in redo and "done: receipt " in redo
         assert surgeon("undo", "--yes", "-C", root).exit_code == 0
 
 

@@ -120,6 +120,33 @@ def test_one_damage_is_one_finding(surgeon: Surgeon, trained: Trained) -> None:
         assert len(json.loads(surgeon("verify", "--json", "-C", root).stdout)["findings"]) == 1
 
 
+def test_a_run_that_was_copied_by_half_is_led_to_its_newest_sound_step(
+    surgeon: Surgeon, trained: Trained
+) -> None:
+    """The disk was full: pointers and newer shards are empty, and one more is cut short. No hint
+    leads to what is damaged, and each can be followed."""
+    root = trained()
+    for file in (*root.glob("global_step8/*"), root / "latest", *root.glob("latest_*")):
+        file.write_bytes(b"")
+    shard = next((root / "global_step6").glob("*optim_states.pt"))
+    shard.write_bytes(shard.read_bytes()[:5000])
+    told = surgeon("doctor", "-C", root).stdout
+    backs = [words for words in hints(told) if "rollback" in words]
+    assert backs and all(words[-1] == "4" for words in backs)
+    for words in (*backs, *(each for each in hints(told) if "repair-latest" in each)):
+        assert surgeon(*words, "-n").exit_code == 0, words
+    assert "global_step4" in surgeon("repair-latest", "-n", "-C", root).stdout
+    for folder in root.glob("global_step[24]"):
+        for file in folder.iterdir():
+            file.write_bytes(b"")
+    refused = surgeon("repair-latest", "-C", root).stderr
+    assert shard.name in refused and "restore a step from a copy" in refused
+    for folder in root.glob("global_step6"):
+        shutil.rmtree(folder)
+    refused = surgeon("repair-latest", "-C", root).stderr
+    assert "no complete checkpoint" in refused and "restore a step from a copy" in refused
+
+
 def test_a_rate_below_its_floor_is_refused(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
     before = snapshot(root)
@@ -139,6 +166,7 @@ def test_a_live_trainer_is_seen_and_left_alone(surgeon: Surgeon, trained: Traine
     result = surgeon("set-lr", "5e-4", "--yes", "-C", root)
     assert result.exit_code == 1
     assert f"process {os.getpid()}" in result.stderr
+    assert f"next: kill {os.getpid()}    it saves a step, and ends\n" in result.stderr
     assert f"process {os.getpid()} is running" in surgeon("status", "-C", root).stdout
     assert snapshot(root) == before
 
