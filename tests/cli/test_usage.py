@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from ckptsurgeon.cli.options import LogOneLiner
 from ckptsurgeon.operations import Operation
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
+from tests.support.launch import REPO
 
 WRONG: dict[str, tuple[list[str], str]] = {
     "command": (["staus"], "next: ckptsurgeon status"),
@@ -94,6 +97,32 @@ def test_no_error_of_a_one_line_command_names_a_key_of_a_recipe(
             said = surgeon(name, "-n", *words, CKPTSURGEON_RUN=str(root)).stderr
             keys = re.findall(r"`[a-z_]+\.[a-z_]\w*`", said.partition("untouched:")[0])
             assert keys == [], (words, said)
+
+
+def test_a_python_that_lacks_what_it_needs_is_told(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "ckptsurgeon", "status"],
+        env={"PYTHONPATH": str(REPO)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2 and len(lines) == 3
+    assert lines[0] == f"error: {sys.executable} has no package typer"
+    assert lines[2].startswith(f"next: {sys.executable} -m pip install {REPO}")
+
+
+def test_a_python_that_is_too_old_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ckptsurgeon import __main__
+
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18, "final", 0))
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 2
+    assert "needs Python 3.10 or newer, and" in capsys.readouterr().err
 
 
 def test_wrong_usage_with_json_is_one_object(surgeon: Surgeon) -> None:

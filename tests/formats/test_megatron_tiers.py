@@ -173,7 +173,7 @@ def test_what_no_launch_reads_is_not_sound(tmp_path: Path, named: bool) -> None:
     root = megatron_flat.save(tmp_path / "run", (10, 30), named=named, **flags)
     megatron_flat.save(root / "non_persistent", (40,), named=named, **flags)
     before, opened = snapshot(root), Run.open(root)
-    assert opened.latest() == 40
+    assert opened.latest() == 40 and not opened.state(40).promise.asked
     (found,) = look.verify(opened, level=0).findings
     assert "a launch ends with an error" in found
     (said,) = [each for each in diagnose(opened) if each.what == found]
