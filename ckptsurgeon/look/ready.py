@@ -68,7 +68,7 @@ def may_hold_steps(folder: Path) -> bool:
         raise error
 
     return any(
-        Path(name).suffix in (*TORCH, SAFE, ".distcp") or name == METADATA
+        name.endswith((*TORCH, SAFE, ".distcp")) or name == METADATA
         for _, _, names in os.walk(folder, onerror=refused)
         for name in names
     )

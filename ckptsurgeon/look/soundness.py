@@ -110,7 +110,7 @@ def check(
     there = [path for path in files if path.exists()]  # the names say what is gone
     if isinstance(format, KeepsOpaque):
         there = [path for path in there if not format.opaque(path)]
-    shards = [Shard(path) for path in there if path.suffix in (*TORCH, SAFE) or path in read]
+    shards = [Shard(path) for path in there if path.name.endswith((*TORCH, SAFE)) or path in read]
     for shard in shards:
         shard.archive = read.get(shard.path)
     sources: list[Source] = []

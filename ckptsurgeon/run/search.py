@@ -30,8 +30,8 @@ DESCRIBED = "describes a layout that is not known: docs/described.md"
 DRAFTED = "drafts a page that describes what lies there"
 STEP = re.compile(r"([a-z]*[-_]?step[-_]?|iter[-_]?|[0-9]{2})[0-9]{1,18}", re.IGNORECASE)
 """What a folder is called that looks like a saved step, to whoever wrote the trainer."""
-NUMBERED = re.compile(r"([^0-9]*)[0-9]{1,18}(\.\w+)")
-"""A file with one number in its name, before its suffix."""
+NUMBERED = re.compile(r"([^0-9]*)[0-9]{1,18}(\.[a-z]\w*)+", re.IGNORECASE)
+"""A file with one number in its name, before its suffixes."""
 WIDTH = 100
 """Folders that are looked into for a run below one that is none."""
 
@@ -106,7 +106,7 @@ def _refuse_unknown_layout(here: Path) -> None:
     except OSError:
         return
     for file in inside:
-        if file.suffix in TORCH and NUMBERED.fullmatch(file.name) and file.is_file():
+        if file.name.endswith(TORCH) and NUMBERED.fullmatch(file.name) and file.is_file():
             raise UsageError(
                 f"{file} may be a saved step, in no layout that is known here",
                 next=command("draft-format", run=here, why=DRAFTED),
@@ -114,7 +114,7 @@ def _refuse_unknown_layout(here: Path) -> None:
     for folder in inside:
         if not STEP.fullmatch(folder.name) or not folder.is_dir():
             continue
-        if any(path.suffix in TORCH for path in folder.iterdir()):
+        if any(path.name.endswith(TORCH) for path in folder.iterdir()):
             raise UsageError(
                 f"{folder} is a saved step in no layout that is known here",
                 next=command("draft-format", run=here, why=DRAFTED),

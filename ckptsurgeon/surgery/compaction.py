@@ -59,7 +59,7 @@ def plan_shrink(run: Run, step: int | None = None, *, allow_globals: Collection[
 
 def _is_archive(path: Path) -> bool:
     """By its name and its first bytes: other files may have such names, as folders may."""
-    if path.suffix not in TORCH or not path.is_file():
+    if not path.name.endswith(TORCH) or not path.is_file():
         return False
     with path.open("rb") as file:
         return file.read(len(ZIP)) == ZIP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ckptsurgeon import Run, look, surgery
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats.described.draft import draft
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report import draft_page
+from ckptsurgeon.surgery.fork import fork
 from tests.support.described_runs import stepped_cosine
 from tests.support.snapshot import snapshot
 
@@ -25,12 +27,15 @@ NAMES = (
     "{step}/opt_rank{rank}.pt", "out/epoch_{epoch}-step_{step}.pt", "run2/v1_iter_{step}.pt",
     "state-{step}-of-3.pt", "CKPT+ep{step}/opt.ckpt", "weights/{step}/rank_{rank}_of_2.pt",
     "ck/e{epoch}_step={step}-val_loss={loss}.pt", "{step}-loss={loss}.pth",
+    "checkpoint-{step}.pth.tar", "snap_{step}.th", "{step}/training_state",
 )  # fmt: skip
 AT: tuple[tuple[str | int, ...], ...] = (
     (), ("optimizer",), ("state", "optim"), ("trainer", "optimizers", 0), ("a.b", "c"),
 )  # fmt: skip
 UPDATES = 2
-POINTERS = ("", "{name}", "{step}", "step {step}\n", "{entry}", "best = {name}\n")
+POINTERS = (
+    "", "{name}", "{step}", "step {step}\n", "{entry}", "best = {name}\n", "{root}/{path}",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,13 @@ class Layout:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 torch.save(self._tree(adam.state_dict(), schedule.state_dict(), step), file)
         newest = Path(self.path(self.steps[-1], 0))
-        text = self.pointer.format(name=newest.name, entry=newest.parts[0], step=self.steps[-1])
-        if text:
-            (root / "last_checkpoint").write_text(text)
+        if self.pointer:
+            (root / "last_checkpoint").write_text(self.says(root, newest, self.steps[-1]))
+
+    def says(self, root: Path, file: Path, step: int) -> str:
+        """What its pointer says when it names this file of a step."""
+        names = {"name": file.name, "entry": file.parts[0], "path": file, "root": root}
+        return self.pointer.format(step=step, **names)
 
     def _tree(self, adam: Any, schedule: Any, step: int) -> Any:
         if not self.at:
@@ -123,8 +132,9 @@ def _resumes(root: Path, layout: Layout, to: int) -> None:
             assert not state["exp_avg"].any() and not state["exp_avg_sq"].any()
     assert not (root / layout.path(layout.steps[-1], 0)).exists()
     if layout.pointer:
-        there = Path(layout.path(to, 0))
-        text = layout.pointer.format(name=there.name, entry=there.parts[0], step=to)
+        if "{loss}" in layout.name and "{path}" in layout.pointer:
+            return  # no page can say it, and the draft says so
+        text = layout.says(root, Path(layout.path(to, 0)), to)
         if "{name}" not in layout.pointer or "{step" in layout.name.rpartition("/")[2]:
             assert (root / "last_checkpoint").read_text() == text
 
@@ -175,6 +185,64 @@ def test_a_pointer_names_a_file_whose_name_has_a_loss_and_no_step(tmp_path: Path
     assert snapshot(tmp_path) == before
 
 
+def epochs(root: Path, files: dict[str, int]) -> Run:
+    """Files that hold these epochs, of three updates each, by the page that is drafted of them."""
+    for name, epoch in files.items():
+        adam, _ = stepped_cosine(torch.nn.Linear(4, 2), 3 * epoch)
+        (root / name).parent.mkdir(exist_ok=True)
+        torch.save({"epoch": epoch, "optimizer": adam.state_dict()}, root / name)
+    (root / "own.yaml").write_text(draft_page(draft(root)))
+    return Run.open(root, str(root / "own.yaml"))
+
+
+@pytest.mark.parametrize("first", ["w/epoch{}.pt", "checkpoint-{}.pth.tar", "w/best.pt"])
+def test_a_copy_that_is_newer_than_each_other_file_is_a_step(tmp_path: Path, first: str) -> None:
+    """As YOLO's and timm's, which save it at each epoch and the others now and then."""
+    last = f"{first.rpartition('/')[0] or '.'}/last{''.join(Path(first).suffixes)}"
+    saved = {first.format(2): 2, first.format(4): 4, last: 5}
+    run = epochs(tmp_path, saved)
+    assert run.steps() == sorted(saved.values())
+    assert run.latest() == 5
+    assert look.inspect(run, 5).promise.adam_step == 15
+    before = snapshot(tmp_path)
+    surgery.apply(run, surgery.plan(run, from_data({"rollback": {"to": 4}})))
+    assert (tmp_path / last).read_bytes() == (tmp_path / first.format(4)).read_bytes()
+    again = Run.open(tmp_path, str(tmp_path / "own.yaml"))
+    assert again.latest() == 4
+    surgery.apply(again, surgery.plan_undo(again))
+    assert snapshot(tmp_path) == before
+
+
+DATES = ("2026-11-29+14-59-58+00", "2026-11-29+15-00-03+00", "2026-11-29+15-00-59+00")
+"""The seconds begin anew, and so does the minute."""
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_date_is_no_step(tmp_path: Path, beside: bool) -> None:
+    """SpeechBrain's folders: what counts is in another file, and not torch's."""
+    for number, date in enumerate(DATES, start=1):
+        adam, _ = stepped_cosine(torch.nn.Linear(4, 2), 5 * number)
+        folder = tmp_path / f"CKPT+{date}"
+        folder.mkdir()
+        tree = adam.state_dict() if beside else {"opt": adam.state_dict(), "step": 5 * number}
+        torch.save(tree, folder / "optimizer.ckpt")
+        torch.save(torch.nn.Linear(4, 2).state_dict(), folder / "model.ckpt")
+        (folder / "CKPT.yaml").write_text(f"end-of-epoch: true\nunixtime: {1.7e9 + number}\n")
+        if beside:
+            (folder / "brain.ckpt").write_text(f"optimizer_step: {5 * number}\nstep: 5\n")
+    page = tmp_path / "own.yaml"
+    page.write_text(draft_page(draft(tmp_path)))
+    assert "15" not in page.read_text() and "CKPT+*/optimizer.ckpt" in page.read_text()
+    run = Run.open(tmp_path, str(page))
+    assert run.steps() == [5, 10, 15]
+    before = snapshot(tmp_path)
+    surgery.apply(run, surgery.plan(run, from_data({"rollback": {"to": 10}})))
+    assert sorted(path.name for path in tmp_path.glob("CKPT+*")) == [f"CKPT+{d}" for d in DATES[:2]]
+    again = Run.open(tmp_path, str(page))
+    surgery.apply(again, surgery.plan_undo(again))
+    assert snapshot(tmp_path) == before
+
+
 def test_a_file_without_a_number_is_numbered_by_its_counter(tmp_path: Path) -> None:
     adam, _ = stepped_cosine(torch.nn.Sequential(torch.nn.Linear(4, 2)), 7)
     torch.save({"optim": adam.state_dict(), "iter_num": 7}, tmp_path / "ckpt.pt")
@@ -206,6 +274,31 @@ def test_a_file_that_is_named_by_its_epoch_is_numbered_by_its_counter(
     assert run.steps() == [20, 40, 60]
     surgery.apply(run, surgery.plan(run, from_data({"rollback": {"to": 40}})))
     assert Run.open(tmp_path, str(tmp_path / "own.yaml")).steps() == [20, 40]
+
+
+def test_a_pointer_with_a_path_names_the_run_in_which_it_lies(tmp_path: Path) -> None:
+    """As MMEngine's: in a fork or a copy it would lead to a step of the first run."""
+    root = tmp_path / "run"
+    root.mkdir()
+    for step in (2, 4):
+        adam, _ = stepped_cosine(torch.nn.Linear(4, 2), step)
+        torch.save({"optimizer": adam.state_dict()}, root / f"iter_{step}.pth")
+    (root / "last_checkpoint").write_text(f"{root}/iter_4.pth")
+    (root / "own.yaml").write_text(draft_page(draft(root)))
+    (root / "ckptsurgeon.yaml").write_text("format: own.yaml\n")
+    branch = tmp_path / "deeper" / "branch"
+    branch.parent.mkdir()
+    fork(Run.open(root), 2, branch, from_data({}), "copy")
+    assert (branch / "last_checkpoint").read_text() == f"{branch}/iter_2.pth"
+    copy = shutil.copytree(root, tmp_path / "copy")
+    with pytest.raises(SurgeryError, match="last_checkpoint is missing or names no step"):
+        Run.open(copy).latest()
+    surgery.apply(Run.open(copy), surgery.plan(Run.open(copy), from_data({"rollback": {"to": 2}})))
+    assert (copy / "last_checkpoint").read_text() == f"{copy}/iter_2.pth"
+    elsewhere = "/in/a/container/iter_4.pth"
+    (root / "last_checkpoint").write_text(elsewhere)
+    surgery.apply(Run.open(root), surgery.plan(Run.open(root), from_data({"rollback": {"to": 2}})))
+    assert (root / "last_checkpoint").read_text() == elsewhere.replace("4", "2")
 
 
 def test_a_damaged_file_and_another_programs_are_left_out_by_name(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ class Within:
 @frozen
 class Pointer:
     """A text file that names a step, by its number or by the name of its file. Where it does so
-    `by_key`, the text follows the key of the run's folder in its bucket, and a slash."""
+    `by_key`, the text follows the key of the run's folder in its bucket, or its path, and a
+    slash."""
 
     file: str
     text: str

@@ -6,16 +6,22 @@ the trainer takes a value from there, only its loader can say.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.files.archives.sniff import begins_as_torch
 from ckptsurgeon.files.text_file import text
-from ckptsurgeon.formats.described.description import FILE
-from ckptsurgeon.formats.described.draft_contents import ITERATION, Contents, contents
-from ckptsurgeon.formats.described.draft_names import Group, groups
+from ckptsurgeon.formats.described.description import FILE, KeyPath
+from ckptsurgeon.formats.described.draft_contents import (
+    EPOCH,
+    ITERATION,
+    UPDATES,
+    Contents,
+    contents,
+)
+from ckptsurgeon.formats.described.draft_names import DIGITS, Group, groups
 from ckptsurgeon.formats.fields.constants import ODD, TORCH
 from ckptsurgeon.formats.places.json_beside import is_json
 from ckptsurgeon.plans.frozen import frozen
@@ -25,11 +31,10 @@ DEPTH = 3
 """Names below the run that lead to a file of a step, at most."""
 MOST = 20_000
 """Names that are looked at."""
+SNIFFED = 1_000
+"""Files that are looked into, as their names don't say whether torch saved them."""
 SHORT = 200
 """Characters of the longest text that is taken for a pointer."""
-LAST = re.compile("last|latest|current|newest|resume", re.I)
-"""In the name of a copy of the newest step. Any other copy, as of the best one, is nobody's to
-replace."""
 NO_POINTER = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".log", ".py", ".md", ".sh")
 
 
@@ -52,30 +57,35 @@ def draft(run: Path) -> Draft:
             f"no file below {run} holds the state of an optimizer as torch saves it",
             next="-C RUN    RUN is the folder that holds the saved steps",
         )
-    first = max(main, key=lambda group: (group.numbered, len(group.steps), -len(group.pattern)))
+    first = max(main, key=_as_step)
     if _counts_otherwise(first, read):
-        read = {first.by_its_contents(): read[first]}
-        (first,) = read
+        content = read.pop(first)
+        first = first.by_its_contents()
+        read = {first: content, **read}
+        main = [first, *(group for group in main if group in read)]
     page: dict[str, Any] = {"name": run.resolve().name}
-    if not first.numbered:
-        page |= _number(first, read[first], unsure)
+    last = [group for group in main if not group.numbered and group.is_last and group is not first]
+    page |= _number(first, read, bool(last), unsure)
     page["files"] = {}
     for group in sorted(read, key=lambda group: group is not first):
-        if not read[group].keys or group.numbered != first.numbered:
+        if not read[group].keys or group.numbered != first.numbered or group in last:
             continue
-        if group.steps & first.steps:
-            content = read[group].page(group.last, optional=not group.steps >= first.steps)
-            page["files"][group.pattern] = content
+        if not first.numbered and group is not first and not _together(group, first, page):
+            unsure.append(f"{group.pattern} is left out: its name says no step")
+        elif group.steps & first.steps:
+            rarer = not group.steps >= first.steps or len(group.files) < len(first.files)
+            page["files"][group.pattern] = read[group].page(group.last, optional=rarer)
         else:
             unsure.append(f"{group.pattern} has no step of {first.pattern}, and is left out")
+    if last:
+        names = [group.pattern for group in last]
+        page["last"] = names
+        unsure.append(f"does a restart load {', '.join(names)}? If not, leave out `last`")
     if first.numbered:
-        unnumbered = [group.pattern for group in main if not group.numbered]
-        if last := [name for name in unnumbered if LAST.search(name)]:
-            page["last"] = last
-            unsure.append(f"does a restart load {', '.join(last)}? If not, leave out `last`")
-        others = [name for name in unnumbered if name not in last]
         unsure += [
-            f"{name} is of no step: if a restart loads it, it is a `last`" for name in others
+            f"{group.pattern} is of no step: if a restart loads it, it is a `last`"
+            for group in main
+            if not group.numbered and group not in last
         ]
     page |= _pointer(run, first, unsure)
     if "pointer" not in page and "last" not in page:
@@ -88,11 +98,22 @@ def draft(run: Path) -> Draft:
     return Draft(page, unsure)
 
 
+def _together(group: Group, first: Group, page: Mapping[str, Any]) -> bool:
+    """Whether both are in the folder that a step is."""
+    folder = first.pattern.rpartition("/")[0]
+    return isinstance(page.get("number"), dict) and group.pattern.startswith(f"{folder}/")
+
+
+def _as_step(group: Group) -> tuple[bool, bool, int, int]:
+    """What makes the files of a group the steps rather than those of another."""
+    return group.numbered, not group.is_last, len(group.steps), -len(group.pattern)
+
+
 def _counts_otherwise(group: Group, read: Mapping[Group, Contents]) -> bool:
     """Whether the files, which are all of a step, hold another step than the number in their name,
     which nothing calls the step: that of an epoch. A folder may hold more of a step, and keeps its
     number."""
-    alone = [each for each, content in read.items() if content.keys] == [group]
+    alone = [each for each, content in read.items() if content.keys and each.numbered] == [group]
     if not alone or "{step}" not in group.pattern.rpartition("/")[2] or group.is_called_step:
         return False
     inside = [value for field, _, value in read[group].counters if field == ITERATION]
@@ -102,7 +123,7 @@ def _counts_otherwise(group: Group, read: Mapping[Group, Contents]) -> bool:
 def saves(run: Path) -> Iterator[Path]:
     """What may be of a step by its name, below `run`: files of torch.save or JSON, and folders of
     torch.distributed.checkpoint or of a DeepSpeed engine, with the JSON in them."""
-    left = MOST
+    left, sniffed = MOST, dict[tuple[Path, str], bool]()
     todo = [(run, 0)]
     while todo:
         folder, depth = todo.pop()
@@ -118,8 +139,18 @@ def saves(run: Path) -> Iterator[Path]:
                     yield from (each for each in _listed(path) if is_json(each) and each.is_file())
                 elif depth + 1 < DEPTH:
                     todo.append((path, depth + 1))
-            elif (path.suffix in TORCH or is_json(path)) and path.is_file():
+            elif _saved(path, sniffed) and path.is_file():
                 yield path
+
+
+def _saved(path: Path, sniffed: dict[tuple[Path, str], bool]) -> bool:
+    """By its name; the first one of each other kind of name is looked into."""
+    if path.name.endswith(TORCH) or is_json(path):
+        return True
+    kind = (path.parent, DIGITS.sub("#", path.name))
+    if kind not in sniffed and len(sniffed) < SNIFFED:
+        sniffed[kind] = begins_as_torch(path)
+    return sniffed.get(kind, False)
 
 
 def _loader(folder: Path) -> str:
@@ -139,35 +170,80 @@ def _read(path: Path, unsure: list[str]) -> Contents:
         return Contents({})
 
 
-def _number(group: Group, content: Contents, unsure: list[str]) -> dict[str, Any]:
-    """Where the step is that no name has."""
-    counters = [keys for field, keys, _ in content.counters if field == ITERATION]
+def _number(
+    group: Group, read: Mapping[Group, Contents], copied: bool, unsure: list[str]
+) -> dict[str, Any]:
+    """Where the step is that no name has, or not that of a copy."""
+    content = read[group]
+    if group.numbered:
+        same = [keys for _, keys, value in _counters(content) if value == group.last]
+        return {"number": list(same[0])} if copied and same else {}
+    counters = [keys for _, keys, _ in _counters(content)]
+    if not counters and (beside := _number_beside(group, read, unsure)):
+        return {"number": beside}
     if not counters:
         raise UsageError(
             f"{group.newest} has no step in its name, and none under a key that is called so",
             next=f"--format torch:{group.pattern}=KEYS    edits it as step 0: docs/described.md",
         )
     if len(counters) > 1:
-        several = ", ".join(".".join(map(str, keys)) for keys in counters)
-        unsure.append(f"`number` leads to the step: which of {several} is it?")
+        _which(counters, unsure)
+    folder, _, name = group.pattern.rpartition("/")
+    if "*" in folder or "{" in folder:  # all that is in it leaves with the step
+        return {"number": {"folder": folder, "file": name, "keys": list(counters[0])}}
     return {"number": list(counters[0])}
+
+
+def _counters(content: Contents) -> list[tuple[str, KeyPath, int]]:
+    """What counts updates, or epochs where nothing counts these: the least deep first."""
+    for kind in (ITERATION, EPOCH):
+        if found := [each for each in content.counters if each[0] == kind]:
+            return sorted(found, key=lambda each: (len(each[1]), not _of_updates(each[1])))
+    return []
+
+
+def _of_updates(keys: KeyPath) -> bool:
+    return UPDATES.fullmatch(str(keys[-1])) is not None
+
+
+def _number_beside(
+    group: Group, read: Mapping[Group, Contents], unsure: list[str]
+) -> dict[str, Any]:
+    """Where the step is in another file of the folder that the step is."""
+    folder = group.pattern.rpartition("/")[0]
+    for other, content in read.items():
+        above, _, name = other.pattern.rpartition("/")
+        if folder and above == folder and (found := _counters(content)):
+            keys = [each for _, each, _ in found]
+            if len(keys) > 1:
+                _which(keys, unsure)
+            return {"folder": folder, "file": name, "keys": list(keys[0])}
+    return {}
+
+
+def _which(counters: Sequence[KeyPath], unsure: list[str]) -> None:
+    several = ", ".join(".".join(map(str, keys)) for keys in counters)
+    unsure.append(f"`number` leads to the step: which of {several} is it?")
 
 
 def _pointer(run: Path, group: Group, unsure: list[str]) -> dict[str, Any]:
     """A short text in the run that names a saved step by its number, by its name, or by a file with
     what was measured in its name."""
     for path in _listed(run):
-        if path.suffix in NO_POINTER or not path.is_file() or path.suffix in TORCH:
+        if path.suffix in NO_POINTER or not path.is_file() or path.name.endswith(TORCH):
             continue
         if path.stat().st_size > SHORT:
             continue
         said = text(path) or ""
-        names = [file.name for file in group.files if "*" in group.pattern and file.name in said]
-        if names:
+        measured = "*" in group.pattern.rpartition("/")[2]
+        names = [file.name for file in group.files if measured and file.name in said]
+        if names and "/" in said:  # a fork would be led to a file of this run
+            unsure.append(f"{path.name} names a path: after a rollback, correct it")
+        elif names:
             longest = max(names, key=len)
             unsure.append(f"does a restart load what {path.name} names? If not, omit `pointer`")
             return {"pointer": {"file": path.name, "text": said.replace(longest, FILE, 1)}}
-        if pattern := group.named_in(said):
+        elif pattern := group.named_in(said):
             return {"pointer": {"file": path.name, "text": pattern}}
     return {}
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.files import json_text
+from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.archives.sniff import begins_as_text
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.described.description import ANY, KeyPath
@@ -21,16 +22,19 @@ DEEP = 5
 WIDE = 2_000
 """Items of one dict or list that are looked at."""
 KINDS = ("optimizers", "schedulers", "scalers", "weights")
-ITERATION = "iteration"
+ITERATION, EPOCH = "iteration", "epoch"
 COUNTERS = {
     ITERATION: re.compile(
-        r"(global_|cur(rent)?_|train_)?(step|iter(ation)?)(s|_num|_idx|_count)?|num_updates|num_steps\w*",
+        r"(global_|cur(rent)?_|train_|optimizer_)?(step|iter(ation)?)(s|_num|_idx|_count)?|num_updates|num_steps\w*",
         re.I,
     ),
     "consumed_samples": re.compile(r"(consumed|total|num)_(train_)?samples|samples_seen", re.I),
     "tokens": re.compile(r"((consumed|total|num)_)?tokens(_seen)?", re.I),
+    EPOCH: re.compile(r"(cur(rent)?_|last_)?epoch(_idx|_num)?|epochs_(run|done|completed)", re.I),
 }
 """What a counter is called, by the field that it is."""
+UPDATES = re.compile(r"(global|optimizer)_step|num_updates")
+"""Which of several counters goes on from epoch to epoch."""
 WEIGHTS = re.compile(r"(.*_)?(model|module|network|net|weights|params)(_state(_dict)?)?|state_dict")
 
 
@@ -52,6 +56,8 @@ class Contents:
         no name has the step (-1). Others are named, whatever they say."""
         fields: dict[str, list[list[Any]]] = {}
         for field, keys, value in self.counters:
+            if field == EPOCH:  # which no page has a word for
+                continue
             if field != ITERATION or step < 0 or abs(value - step) <= 1:
                 fields.setdefault(field, []).append(list(keys))
         out = dict(self.keys) | ({"fields": fields} if fields else {})
@@ -80,6 +86,8 @@ def contents(path: Path, loader: str) -> Contents:
 def _tree(path: Path) -> Any:
     if is_json(path):
         return json_text.read(path)
+    if begins_as_text(path):
+        return plain_yaml.read(path)  # whatever it is called, as SpeechBrain's brain.ckpt
     archive = Archive.open(path)
     with archive.reading():
         return archive.tree()

@@ -22,7 +22,7 @@ from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
 from ckptsurgeon.formats.fields.values import Rival
-from ckptsurgeon.formats.layout import CountsSaves, Paged, leads_out, outside
+from ckptsurgeon.formats.layout import Paged, leads_out, outside
 from ckptsurgeon.formats.megatron.dist import common_state
 from ckptsurgeon.formats.places.json_beside import read_beside
 from ckptsurgeon.formats.step_folders import files_below
@@ -35,11 +35,6 @@ ENDING = 1 << 20
 
 class Described(DescribedSteps, Paged):
     """The format of one page."""
-
-    @property
-    def numbers_inside(self) -> bool:
-        """As those on Lightning, whose loops have counters of their own."""
-        return bool(self.description.number)
 
     # --- what a restart loads --------------------------------------------------------------------
 
@@ -99,6 +94,7 @@ class Described(DescribedSteps, Paged):
             out = out.replace(f"{{{name}}}", number)
         own = reads.key(run)
         key = _split(page, text(pointer) or "")[0] if own is None else own
+        key = str(run.absolute()) if _is_another(key, run) else key
         return f"{key}/{out}" if page.by_key and key else out
 
     def _called(self, run: Path, name: str) -> list[tuple[int, Path, FilePattern]]:
@@ -111,13 +107,15 @@ class Described(DescribedSteps, Paged):
         ]
 
     def forked(self, said: str, folder: Path) -> str:
-        """Below the key of the fork. On a disk it has that of the run, but for the last name, which
-        is the folder's."""
+        """Below the key of the fork. On a disk that is its path, where the run's is one; else that
+        of the run, but for the last name, which is the folder's."""
         page = self.description.pointer
         if page is None or not page.by_key:
             return said
         key, named = _split(page, said)
         own = reads.key(folder)
+        if own is None and _is_folder(key):
+            own = str(folder.absolute())
         if own is None:
             own = str(PurePosixPath(key).with_name(folder.name)) if key else ""
         return f"{own}/{named}" if own else named
@@ -137,7 +135,8 @@ class Described(DescribedSteps, Paged):
         if page is None:
             return {}
         key, said = _split(page, text(pointer) or "")
-        if page.by_key and reads.key(pointer.parent) not in (None, key):
+        own = reads.key(pointer.parent)
+        if page.by_key and (own not in (None, key) or _is_another(key, pointer.parent)):
             return {}
         return NamePattern(page.text.strip()).texts(said) or {}
 
@@ -302,6 +301,16 @@ def _split(page: Pointer, said: str) -> tuple[str, str]:
     names = said.strip().split("/")
     depth = page.text.count("/") + 1 if page.by_key else len(names)
     return "/".join(names[:-depth]), "/".join(names[-depth:])
+
+
+def _is_folder(key: str) -> bool:
+    """Whether the key is the path of a folder which is here: that of a container is not."""
+    return key.startswith("/") and Path(key).is_dir()
+
+
+def _is_another(key: str, run: Path) -> bool:
+    """Whether it is that of another folder, as in a copy of a run whose pointer has its path."""
+    return _is_folder(key) and not Path(key).samefile(run)
 
 
 def _newest(pattern: FilePattern, run: Path) -> list[Path]:

@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files import json_text
+from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.archives.sniff import begins_as_text
 from ckptsurgeon.files.dcp import METADATA
 from ckptsurgeon.files.one_look import once
 from ckptsurgeon.files.pickles.tree import get
@@ -37,6 +38,12 @@ class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
         self.description = description
         self.name = description.name
         self.fresh_optimizer = ""
+
+    @property
+    def numbers_inside(self) -> bool:
+        """As those on Lightning, whose loops have counters of their own: no name says the step."""
+        page = self.description
+        return bool(page.number) and any("{step}" not in each.text for each in page.files)
 
     def recognizes(self, run: Path) -> bool:
         """True with a file of a pattern that has what `has` names, or a folder that its loader
@@ -68,15 +75,17 @@ class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
         return ""
 
     def _number(self, path: Path, content: Content) -> int | None:
-        """The step in a file, or 0 where its name has it; None for another trainer's file, and for
-        one that can't be read."""
+        """The step in a file, or 0 where its name or another file has it; None for another
+        trainer's file, and for one that can't be read."""
         try:
             status = _holding(path).stat()
         except OSError:
             return None
         key = (self.name, str(path), status.st_ino, status.st_size, status.st_mtime_ns)
         if key not in _known:
-            _known[key] = _read_number(path, content, self.description.number)
+            within, number = self.description.within, self.description.number
+            beside = within and within.file.parts[-1].numbers(path.name) is None
+            _known[key] = _read_number(path, content, () if beside else number)
         return _known[key]
 
     def _within(self, folder: Path) -> int | None:
@@ -176,7 +185,7 @@ class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
         steps = {step: self._described(run, step) for step in self._found(run)}
         copies = [path for path, _ in self._copies(run)]
         known = {*copies, *self._marks(copies), *self.pointer_files(run)}
-        if not self.description.number:  # the folders on the way have no step by the page
+        if not self.numbers_inside:  # the folders on the way have no step by the page
             known |= {parent for own in steps.values() for path in own for parent in path.parents}
         return siblings(run, steps, known) if steps else Siblings()
 
@@ -313,10 +322,17 @@ def _holding(path: Path) -> Path:
 
 
 def _tree(path: Path) -> Any:
-    """Of a torch file, or one of JSON; of a folder, the common state of Megatron-core."""
+    """Of a torch file, or one of JSON or YAML; of a folder, the common state of Megatron-core."""
     if path.is_dir():
         return common_state(path)
-    return json_text.read(path) if is_json(path) else Archive.open(path).tree()
+    if is_json(path):
+        return json_text.read(path)
+    try:
+        return Archive.open(path).tree()
+    except DamagedFile:
+        if not begins_as_text(path):
+            raise
+        return plain_yaml.read(path)
 
 
 def _read_number(path: Path, content: Content, number: KeyPath) -> int | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-TORCH = (".pt", ".pth", ".bin", ".ckpt")
-"""How the names of files of torch.save end."""
+TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar")
+"""How the names of files of torch.save end, most of the time."""
 PICKLED = ".pkl"
 """Of such a file, or of a plain pickle."""
 SAFE = ".safetensors"

@@ -61,7 +61,7 @@ def _tree(checkpoint: Checkpoint, file: Path, taken: Collection[tuple[Key, ...]]
     try:
         if archive is None and file.suffix == SAFE:
             archive = SafetensorsFile.open(file)
-        elif archive is None and file.suffix in (*TORCH, PICKLED):
+        elif archive is None and file.name.endswith((*TORCH, PICKLED)):
             archive = Archive.open(file)
         return archive.tree() if archive else None
     except (DamagedFile, OSError):

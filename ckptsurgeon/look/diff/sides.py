@@ -80,14 +80,14 @@ class Side:
     def copies(self) -> dict[str, Version]:
         """The pointers that are copies of shards."""
         pointers = self.run.format.pointer_files(self.run.root)
-        paths = [path for path in pointers if path.is_file() and path.suffix in TREES]
+        paths = [path for path in pointers if path.is_file() and path.name.endswith(TREES)]
         return {self.run.relative(path): Version(path) for path in paths}
 
     def texts(self) -> dict[str, Version]:
         """The other pointers, links to folders too, and what says how the run is started."""
         pointers = self.run.format.pointer_files(self.run.root)
         links = [path for path in pointers if path.is_symlink() and path.is_dir()]
-        paths = [path for path in pointers if path.suffix not in TREES]
+        paths = [path for path in pointers if not path.name.endswith(TREES)]
         paths += [self.run.root / name for name in (SETTINGS, CONFIG)]
         found = [*(path for path in paths if path.is_file()), *links]
         return {self.run.relative(path): Version(path) for path in found}
