@@ -17,7 +17,7 @@ from ckptsurgeon import Run
 from ckptsurgeon.formats import Checkpoint, Format, detect
 from ckptsurgeon.formats.described.copied import Copied
 from tests.formats.matrix import FORMATS
-from tests.support import cooled, described_runs
+from tests.support import cooled, described_runs, epoch_runs
 from tests.support.conformance import LAWS
 
 pytestmark = [
@@ -32,6 +32,8 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "automodel": described_runs.automodel,
     "verl": described_runs.verl,
     "lingua": described_runs.lingua,
+    "open-clip": epoch_runs.open_clip,
+    "timm": epoch_runs.timm,
 }
 """Format without a column in the table, or page → how a run is made. The pages that are not here
 take their library."""

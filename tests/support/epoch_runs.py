@@ -1,0 +1,53 @@
+"""Runs of trainers that save at each epoch, written by torch as the cited sources do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+UPDATES = 3
+
+
+def epochs(number: int) -> Iterator[tuple[int, torch.nn.Module, Any]]:
+    """A model and its AdamW after each epoch."""
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+    for epoch in range(number):
+        for _ in range(UPDATES):
+            adam.zero_grad()
+            model(torch.rand(3, 4)).square().sum().backward()
+            adam.step()
+        yield epoch, model, adam
+
+
+def open_clip(root: Path) -> Path:
+    """`main` of open_clip_train, open_clip_torch 3.3.0, with --save-most-recent."""
+    root.mkdir(parents=True)
+    for epoch, model, adam in epochs(4):
+        state = {"epoch": epoch + 1, "name": "tiny", "state_dict": model.state_dict()}
+        state["optimizer"] = adam.state_dict()
+        torch.save(state, root / f"epoch_{epoch + 1}.pt")
+        torch.save(state, root / "epoch_latest.pt")
+    return root
+
+
+def timm(root: Path) -> Path:
+    """`CheckpointSaver.save_checkpoint` of timm 1.0.31, with its hard links; epoch 1 was best."""
+    root.mkdir(parents=True)
+    last = root / "last.pth.tar"
+    for epoch, model, adam in epochs(4):
+        for group in adam.param_groups:
+            group["initial_lr"] = 1e-3
+        state = {"epoch": epoch, "arch": "tiny", "state_dict": model.state_dict(), "version": 2}
+        last.unlink(missing_ok=True)
+        torch.save({**state, "optimizer": adam.state_dict()}, last)
+        if epoch:
+            os.link(last, root / f"checkpoint-{epoch}.pth.tar")
+        if epoch == 1:
+            os.link(last, root / "model_best.pth.tar")
+    return root
