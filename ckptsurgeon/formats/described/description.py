@@ -133,6 +133,11 @@ class Description:
         """Whether it says which step a file is of; if not, that is called step 0."""
         return bool(self.number) or all("{step}" in pattern.text for pattern in self.files)
 
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether the number of a step is that of an epoch, by the key that leads to it."""
+        return self.number[-1:] == ("epoch",)
+
     def doubts(self) -> list[str]:
         """What a plan says of a page that does not number its steps, and of one whose loader was
         never asked."""

@@ -22,7 +22,7 @@ from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
 from ckptsurgeon.formats.fields.values import Rival
-from ckptsurgeon.formats.layout import Paged, leads_out, outside
+from ckptsurgeon.formats.layout import CountsSaves, Paged, leads_out, outside
 from ckptsurgeon.formats.megatron.dist import common_state
 from ckptsurgeon.formats.places.json_beside import read_beside
 from ckptsurgeon.formats.step_folders import files_below
@@ -271,8 +271,8 @@ class Described(DescribedSteps, Paged):
 
 
 class OwnPage(Described, CountsSaves):
-    """The format of a page that somebody wrote: its steps may count epochs, and its trainer log
-    anything."""
+    """The format of a page that somebody wrote, or that goes by epochs: its steps may count these,
+    and its trainer log anything."""
 
 
 def _contents(

@@ -16,7 +16,8 @@ TORCH = "torch:"
 @cache
 def shipped(name: str) -> Described:
     """The format of a page in this folder."""
-    return Described(Description.read(Path(__file__).parent / f"{name}.yaml"))
+    page = Description.read(Path(__file__).parent / f"{name}.yaml")
+    return OwnPage(page) if page.counts_epochs else Described(page)
 
 
 def named(name: str, known: Sequence[str]) -> Described:
