@@ -204,6 +204,12 @@ class Paged(LogsBeside):
         """Whether the number of a step is in a file, for readers alone: its trainer counts anew
         whatever the files are called."""
 
+    @property
+    @abstractmethod
+    def lacks_weights(self) -> bool:
+        """Whether it says nowhere which weights are of a step, and no test or person has resumed
+        one by it."""
+
     @abstractmethod
     def nameless(self, run: Path) -> str:
         """Why a file that could be a step by its name is none, in a sentence; "" without such."""

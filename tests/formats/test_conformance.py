@@ -39,8 +39,9 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
 take their library."""
 
 
-LIBRARIES = {"lightning", "lightning-sharded", "lightning-deepspeed"}
-"""Formats of which only their library makes a run: tests/formats/test_lightning*.py."""
+LIBRARIES = {"lightning", "lightning-sharded", "lightning-deepspeed", "ultralytics"}
+"""Formats of which only their library makes a run: tests/formats/test_lightning*.py; or whose files
+name classes that a person must allow: test_described_epochs.py."""
 
 
 @pytest.mark.thinned(3)

@@ -301,6 +301,24 @@ def test_a_pointer_with_a_path_names_the_run_in_which_it_lies(tmp_path: Path) ->
     assert (root / "last_checkpoint").read_text() == elsewhere.replace("4", "2")
 
 
+def test_a_fork_says_that_no_page_names_weights(tmp_path: Path) -> None:
+    """torchtune's lie in folders of their own, and its recipe state is saved over."""
+    root = tmp_path / "run"
+    for epoch in (1, 2):
+        adam, _ = stepped_cosine(torch.nn.Linear(4, 2), 3 * epoch)
+        (root / "recipe_state").mkdir(parents=True, exist_ok=True)
+        state = {"optimizer": adam.state_dict(), "epochs_run": epoch}
+        torch.save(state, root / "recipe_state" / "recipe_state.pt")
+        (root / f"epoch_{epoch - 1}").mkdir()
+    (root / "own.yaml").write_text(draft_page(draft(root)))
+    run = Run.open(root, str(root / "own.yaml"))
+    assert run.steps() == [2]
+    with pytest.raises(SurgeryError, match="step 1 is not saved"):
+        surgery.plan(run, from_data({"rollback": {"to": 1}}))
+    done = fork(run, 2, tmp_path / "branch", from_data({}), "copy")
+    assert done.files == 1 and "names no weights" in done.warnings[0]
+
+
 def test_a_damaged_file_and_another_programs_are_left_out_by_name(tmp_path: Path) -> None:
     adam, _ = stepped_cosine(torch.nn.Sequential(torch.nn.Linear(4, 2)), 7)
     torch.save({"optim": adam.state_dict()}, tmp_path / "state_7.pt")

@@ -172,5 +172,5 @@ def test_a_page_was_asked_where_it_names_its_witness() -> None:
     asked = [name for name in DESCRIBED if not pages.shipped(name).description.doubts()]  # type: ignore[attr-defined]
     assert asked == [
         "lightning", "lightning-sharded", "lightning-deepspeed", "nemo", "composer",
-        "composer-sharded", "automodel", "verl", "lingua", "open-clip", "timm",
+        "composer-sharded", "automodel", "verl", "lingua", "open-clip", "timm", "ultralytics",
     ]  # fmt: skip

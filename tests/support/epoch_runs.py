@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,4 +52,24 @@ def timm(root: Path) -> Path:
             os.link(last, root / f"checkpoint-{epoch}.pth.tar")
         if epoch == 1:
             os.link(last, root / "model_best.pth.tar")
+    return root
+
+
+def ultralytics(root: Path) -> Path:
+    """`BaseTrainer.save_model` of ultralytics 8.4.190 with save_period=3: the model is one object,
+    and what an optimizer has is of 16 bits."""
+    folder = root / "weights"
+    folder.mkdir(parents=True)
+    (root / "args.yaml").write_text("epochs: 9\n")
+    for epoch, model, adam in epochs(5):
+        for group in adam.param_groups:
+            group["initial_lr"] = 1e-3
+        state = copy.deepcopy(adam.state_dict())
+        for each in state["state"].values():
+            each |= {key: value.half() for key, value in each.items() if key != "step"}
+        saved = {"epoch": epoch, "best_fitness": 0.5, "model": None, "updates": UPDATES * epoch}
+        saved |= {"ema": model, "optimizer": state, "scaler": {}, "train_args": {"lr0": 1e-3}}
+        torch.save(saved, folder / "last.pt")
+        for name in [f"epoch{epoch}.pt"] * (epoch % 3 == 0) + ["best.pt"] * (epoch == 1):
+            shutil.copyfile(folder / "last.pt", folder / name)
     return root

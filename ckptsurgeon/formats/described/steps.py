@@ -45,6 +45,13 @@ class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
         page = self.description
         return bool(page.number) and any("{step}" not in each.text for each in page.files)
 
+    @property
+    def lacks_weights(self) -> bool:
+        """A loader knows its own."""
+        page = self.description
+        named = any(content.weights or content.loader for content in page.files.values())
+        return not named and not page.witness
+
     def recognizes(self, run: Path) -> bool:
         """True with a file of a pattern that has what `has` names, or a folder that its loader
         knows: many trainers may save such a folder, so of a page with `has` one does not do."""

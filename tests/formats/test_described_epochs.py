@@ -1,0 +1,46 @@
+"""Ultralytics YOLO: a page by epochs, with a copy that a restart loads and the best of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckptsurgeon import Run, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.recipe.file import from_data
+from tests.support.epoch_runs import UPDATES, ultralytics
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import take_back
+
+CLASSES = ("torch.nn.modules.container.Sequential", "torch.nn.modules.linear.Linear")
+
+
+def test_yolo_goes_back_to_its_best_epoch(tmp_path: Path) -> None:
+    root = ultralytics(tmp_path / "train")
+    run, before = Run.open(root), snapshot(root)
+    assert run.format.name == "ultralytics"
+    assert run.steps() == [0, 1, 3, 4] and run.latest() == 4
+    recipe = from_data({"rollback": {"to": 1}, "set": {"beta2": 0.9}, "reset": ["moments"]})
+    with pytest.raises(SurgeryError, match=r"names torch\.nn\.modules"):
+        surgery.plan(run, recipe)
+    plan = surgery.plan(run, recipe, allow_globals=CLASSES)
+    assert plan.promise is not None and "lr" in plan.promise.not_known
+    surgery.apply(run, plan)
+    assert Run.open(root).latest() == 1 and not (root / "weights" / "epoch3.pt").exists()
+    last = torch.load(root / "weights" / "last.pt", weights_only=False)
+    assert last["epoch"] == 1 and last["updates"] == UPDATES
+    assert [group["betas"] for group in last["optimizer"]["param_groups"]] == [(0.9, 0.9)]
+    for state in last["optimizer"]["state"].values():
+        assert state["step"] == 0 and not state["exp_avg"].any()
+        assert state["exp_avg"].dtype == torch.float16
+    take_back(root, before)
+
+
+def test_its_rate_is_that_of_the_first_start(tmp_path: Path) -> None:
+    run = Run.open(ultralytics(tmp_path / "train"))
+    with pytest.raises(SurgeryError, match="does not decide lr") as refused:
+        surgery.plan(run, from_data({"set": {"lr": 1e-4}}), allow_globals=CLASSES)
+    assert "train anew from the weights" in refused.value.next[0]
+    assert "lr0=0.0001" in refused.value.next[0]
