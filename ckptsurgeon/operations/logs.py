@@ -12,6 +12,7 @@ import typer
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
+from ckptsurgeon.formats.layout import CountsSaves
 from ckptsurgeon.hints import again
 from ckptsurgeon.operations import carried_logs
 from ckptsurgeon.operations.events import (
@@ -26,6 +27,7 @@ from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import COUNT
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange
+from ckptsurgeon.run.log_numbers import counts_steps
 from ckptsurgeon.run.other import open_other
 from ckptsurgeon.run.run import Run
 
@@ -103,7 +105,8 @@ class Logs(Section):
         """A cut at the rollback step (or `after`), a rename, or the logs of another run."""
         if self.of is not None:
             source = self._source(run)
-            donor = source.checkpoint(checkpoint.state().step)
+            by_name = isinstance(run.format, CountsSaves)  # the counter is no name of a step there
+            donor = source.checkpoint(checkpoint.step if by_name else checkpoint.state().step)
             leave = again(
                 without=(carried_logs.OPTION,),
                 why="leaves the logs where they are",
@@ -148,14 +151,19 @@ class Logs(Section):
         """The surgery as a text, unless the recipe says no, in a log that has a place for one.
         Where each start of the trainer began a log, it is the one that ends soonest after the step,
         or else last. It is not behind a cut that the surgery makes, where the same cut would find
-        it."""
+        it, and not in a log that counts what the steps may not, unless the recipe says where."""
         events = recipe[TensorBoard]
-        steps = [at for at in (step, events.after, self.after) if at is not None]
+        cuts = [at for at in (events.after, self.after) if at is not None]
+        steps = [at for at in (step, *cuts) if at is not None]
         if not events.note or not steps:
             return []
         text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
         folders = event_folders(run)
         others = run.log_sources()[len(folders) :]
+        if isinstance(run.format, CountsSaves) and cuts:
+            steps = cuts
+        elif isinstance(run.format, CountsSaves):
+            folders, others = ([s for s in of if _counts_steps(run, s)] for of in (folders, others))
         if len(folders) > 1:
             ends = {folder: _ends(folder) for folder in folders}
 
@@ -168,6 +176,11 @@ class Logs(Section):
             if note := source.note(min(steps), text, time.time()):
                 return note
         return []
+
+
+def _counts_steps(run: Run, source: LogSource) -> bool:
+    """Whether it has each saved step at its number, as far as that is known."""
+    return any(counts_steps(run, end) for end in _ends(source))
 
 
 def _ends(source: LogSource) -> list[int]:

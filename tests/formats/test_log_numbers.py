@@ -13,9 +13,11 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from ckptsurgeon import Plan, Run, surgery
+from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.look import advise
 from ckptsurgeon.look.logged import own
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.surgery.fork import fork
 from tests.support.event_logs import spiked, write_log
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
@@ -177,6 +179,57 @@ def test_epochs_beside_a_log_of_updates(tmp_path: Path, known: str) -> None:
     said = " ".join(plan.warnings)
     assert ("truncate-logs --after 12" in said) is (known == "optimizer")
     take_back(log.parent, before)
+
+
+@pytest.mark.parametrize("known", ["optimizer", "counter"])
+def test_a_fork_brings_no_log_whose_numbers_are_not_known(tmp_path: Path, known: str) -> None:
+    log = trained(tmp_path / "run", History("epochs", "updates", known))
+    recipe = from_data({"logs": {"of": str(log.parent)}})
+    made = fork(Run.open(log.parent), 2, tmp_path / "branch", recipe, "copy")
+    said = [each for each in made.warnings if "not carried: metrics.csv" in each]
+    assert len(said) == (known == "optimizer")
+    branch = tmp_path / "branch" / "metrics.csv"
+    assert branch.exists() is (known == "counter")
+    assert known == "optimizer" or left(branch) == list(range(1, 13))
+
+
+def test_a_note_is_at_the_cut_or_nowhere(tmp_path: Path) -> None:
+    """In event files that count updates, the number of an epoch is long before the step."""
+    root = trained(tmp_path / "run", History("epochs", "updates")).parent
+    write_log(root / "logs", [2.0] * 24, tag="criterion")
+    operate(root, {"rollback": {"to": 2}})
+    assert not [*root.rglob("*tfevents*.ckptsurgeon")]
+    operate(root, {"logs": {"after": 12}})
+    (note,) = root.rglob("*tfevents*.ckptsurgeon")
+    assert {*event_file.scan(note).steps} <= {0, 12}
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_lightning_counts_the_updates_of_each_optimizer(tmp_path: Path, optimizers: int) -> None:
+    """And logs batches, of which each has one of each: those of two are not cut at twice."""
+    root = tmp_path / "run"
+    root.mkdir()
+    layer = torch.nn.Linear(2, 2)
+    adam = torch.optim.AdamW(layer.parameters(), lr=1e-3)
+    layer(torch.ones(1, 2)).sum().backward()
+    adam.step()
+    for batches in (10, 20, 30):
+        for state in adam.state.values():
+            state["step"].fill_(batches)
+        held = {
+            "pytorch-lightning_version": "2.6.6",
+            "global_step": batches * optimizers,
+            "state_dict": layer.state_dict(),
+            "optimizer_states": [adam.state_dict()] * optimizers,
+            "lr_schedulers": [],
+        }
+        torch.save(held, root / f"at-{batches}.ckpt")
+    log = root / "metrics.csv"
+    log.write_text("step,loss\n" + "".join(f"{number},2.5\n" for number in range(30)))
+    plan = surgery.plan(Run.open(root), from_data({"rollback": {"to": 20 * optimizers}}))
+    surgery.apply(Run.open(root), plan)
+    assert named(plan) is (optimizers == 2)
+    assert left(log) == list(range(20 if optimizers == 1 else 30))
 
 
 def test_a_step_of_no_number_cuts_nothing(tmp_path: Path) -> None:
