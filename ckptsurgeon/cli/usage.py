@@ -63,7 +63,8 @@ def _typed(text: str, parameters: Mapping[str, Any]) -> str:
         for info in get_args(parameters.get(match[1]))[1:]:
             shown = info.metavar if info.__class__.__name__ == "ArgumentInfo" else info.default
             if isinstance(shown, str):  # where Typer keeps the first name of an option
-                return re.sub(r"[\[\].]", "", shown)
+                word = re.sub(r"[\[\].]", "", shown)
+                return "the argument" if "|" in word else word
         return f"`{match[1]}`"
 
     return KEY.sub(name, text)

@@ -157,6 +157,9 @@ class Logs(Section):
         steps = [at for at in (step, *cuts) if at is not None]
         if not events.note or not steps:
             return []
+        at = min(steps)
+        if self.after is not None and not events.truncate:  # what the log counts, and no step does
+            at = self.after
         text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
         folders = event_folders(run)
         others = run.log_sources()[len(folders) :]
@@ -168,12 +171,12 @@ class Logs(Section):
             ends = {folder: _ends(folder) for folder in folders}
 
             def far(folder: LogSource) -> tuple[bool, int]:
-                reached = [end for end in ends[folder] if end >= min(steps)]
+                reached = [end for end in ends[folder] if end >= at]
                 return (False, min(reached)) if reached else (True, -max(ends[folder], default=0))
 
             folders = sorted(folders, key=far)
         for source in (*folders, *others):
-            if note := source.note(min(steps), text, time.time()):
+            if note := source.note(at, text, time.time()):
                 return note
         return []
 

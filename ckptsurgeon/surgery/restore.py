@@ -83,12 +83,12 @@ def plan_restore(
     since = [Move(file, run.attic(file, new)) for file in gone]
     inverse, linked = _inverse(run, receipt, found, new, gone)
     first, last = _replaced(run, linked, new)
-    changes, pointers = _pointers(run, receipt, new, inverse)
+    changes, pointers = _pointers(run, receipt, new, inverse, left)
     copies = [change.file for change in changes if isinstance(change, Rewrite)]
     if left := [file for file in left if file not in copies]:
         warnings.append(f"saved again since {receipt.id}, and left as saved: {', '.join(left)}")
     if copies:
-        what = f"saved since {receipt.id}, and now a copy of step {receipt.step}"
+        what = f"saved again since {receipt.id}, and now a copy of step {receipt.step}"
         warnings.append(f"{what}: {', '.join(copies)}")
     if anew:
         warnings.append(f"saved again since {receipt.id}, to the attic: {', '.join(anew)}")
@@ -213,14 +213,16 @@ def _since(run: Run, receipt: Receipt) -> tuple[list[str], list[Relink]]:
     ours = made(receipt.inverse)
     written = written_since.logs(run, {*receipt.logs, *ours})
     links, aside = written_since.links(run, written, receipt.logs, ours)
-    return [*written_since.checkpoints(run, receipt.steps, ours), *written, *aside], links
+    copies = [] if receipt.step is None else written_since.copies(run, receipt, ours)
+    steps = written_since.checkpoints(run, receipt.steps, ours)
+    return [*dict.fromkeys([*steps, *copies]), *written, *aside], links
 
 
 def _pointers(
-    run: Run, receipt: Receipt, id: str, inverse: Sequence[Edit]
+    run: Run, receipt: Receipt, id: str, inverse: Sequence[Edit], left: Collection[str]
 ) -> tuple[list[AnyChange], list[Edit]]:
-    """Pointers that named the edited step, and that only the trainer has set since. One that is a
-    copy of a shard becomes that of the step as `inverse` brings it back."""
+    """Pointers that named the edited step, and that only the trainer has set since. A copy that is
+    `left`, as it was saved again, becomes one of the step as `inverse` brings it back."""
     if receipt.step is None or not receipt.steps:
         return [], []
     changes: list[AnyChange] = []
@@ -234,6 +236,8 @@ def _pointers(
         if isinstance(text, Path):
             if path.is_symlink():
                 links.append(rollback.relinked(run, path, text))
+                continue
+            if file not in left:
                 continue
             copy = rollback.copied(run, path, text)
             content = _as_restored(run, run.relative(text), inverse)

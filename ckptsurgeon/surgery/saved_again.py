@@ -6,8 +6,9 @@ A file that was replaced whole is in the attic as it was: it comes back where al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError, first_few
 from ckptsurgeon.formats.layout import SavesOver
@@ -44,7 +45,10 @@ def without_saved_again(
     surgery = next((each for each in run.receipts() if each.id == receipt.undoes), receipt)
     hints = _by_values(run, surgery, undone=surgery is not receipt)
     if rest:
-        hints.append(again(AS_THEY_ARE, why="brings back the rest, and leaves this step"))
+        why = "brings back the rest, and leaves this step"
+        if {run.root / file for file in files} <= _copies(run, files):
+            why = "brings back the step, and makes this a copy of it"
+        hints.append(again(AS_THEY_ARE, why=why))
     raise SurgeryError(
         f"{first_few(files)}: saved again, or changed, since {receipt.id}; what was there before "
         "is gone",
@@ -67,12 +71,18 @@ def kept_until_the_next_save(run: Run, step: int, edits: Sequence[Edit], id: str
 def _saved_over(run: Run, step: int) -> set[str]:
     """The files of `step` that the save of another step writes over: those of one name for all,
     and copies that a restart loads."""
-    copies = set(run.format.pointer_files(run.root))
     files = run.format.files(run.root, step)
-    over = {file for file in files if not copies.isdisjoint([file, *file.parents])}
+    over = _copies(run, map(run.relative, files))
     if isinstance(run.format, SavesOver):
         over |= {*run.format.saved_over(run.root, step)}
     return set(map(run.relative, over))
+
+
+def _copies(run: Run, files: Iterable[str]) -> set[Path]:
+    """Those of `files` that are, or lie in, a copy of a step which a restart loads."""
+    copies = set(run.format.pointer_files(run.root))
+    paths = (run.root / file for file in files)
+    return {path for path in paths if not copies.isdisjoint([path, *path.parents])}
 
 
 def _place(edit: Inverse) -> str:

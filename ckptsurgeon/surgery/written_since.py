@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
 from ckptsurgeon.plans.edits import Relink
+from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.home import EVENTS, is_wandb, is_wandb_run, stored_run
@@ -18,6 +19,22 @@ def checkpoints(run: Run, steps: Collection[int], known: Collection[str]) -> lis
     newer = (step for step in run.steps() if step not in steps)
     names = (run.relative(path) for step in newer for path in run.entries(step))
     return [name for name in names if name not in edited]
+
+
+def copies(run: Run, receipt: Receipt, known: Collection[str]) -> list[str]:
+    """The copies, which a restart loads, of a saved step that was not there: what an older one is a
+    copy of stays, and so does a link."""
+    assert receipt.step is not None
+    pointers = run.format.pointers(run.root, receipt.step)
+    own = [path for path, text in pointers.items() if isinstance(text, Path)]
+    there = [path for path in own if path.is_file() and not path.is_symlink()]
+    return [
+        name
+        for path in there
+        if (name := run.relative(path)) not in known
+        and (named := run.format.pointed(path)) is not None
+        and named not in receipt.steps
+    ]
 
 
 def logs(run: Run, known: Collection[str]) -> list[str]:

@@ -35,6 +35,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "betas": (["set", "betas=0.9,0.95"], "did you mean `beta1` and `beta2`?"),
     "no near key": (["set", "foo=1"], "set.rampup, and what your optimizer's param groups hold"),
     "no near value": (["precision", "fp8"], "next: one of: bf16, fp32"),
+    "a value of few": (["swap-optimizer", "lion"], "error: the argument is 'lion'"),
     "two pairs of one option": (
         ["rollback", "4", "--set", "lr=1e-4", "beta2=0.9", "-n"],
         "next: ckptsurgeon rollback 4 --set lr=1e-4 --set beta2=0.9 -n",

@@ -141,6 +141,36 @@ def test_the_trainer_resumes_at_the_promise(
     assert snapshot(root) == before
 
 
+def test_an_undo_leads_a_copy_that_was_saved_over_back_to_the_step(tmp_path: Path) -> None:
+    """A restart would have gone on with what was trained since."""
+    root = tmp_path / "run"
+    fit(root, 8)
+    folder = root / "checkpoints"
+    operate(folder, set={"beta2": 0.9})
+    fit(root, 12, resume=str(folder / "last.ckpt"))
+    run = Run.open(folder)
+    with pytest.raises(SurgeryError, match=r"last\.ckpt: saved again") as refused:
+        surgery.plan_undo(run)
+    assert "makes this a copy of it" in str(refused.value.next)
+    surgery.apply(run, surgery.plan_undo(run, as_they_are=True))
+    assert (Run.open(folder).latest(), Run.open(folder).steps()) == (8, [2, 4, 6, 8])
+    first = fit(root, 9, resume="last")[0]
+    assert (first["step"], first["betas"]) == (8, (0.9, 0.999))
+
+
+def test_an_undo_takes_away_a_copy_that_a_saver_made_since(root: Path) -> None:
+    """In a run that was copied the saver leaves `last.ckpt`, and makes `last-v1.ckpt`."""
+    folder = root / "checkpoints"
+    before = snapshot(root)
+    operate(folder, set={"beta2": 0.9})
+    fit(root, 12, resume=str(folder / "last.ckpt"))
+    assert (folder / "last-v1.ckpt").exists() and Run.open(folder).latest() == 12
+    run = Run.open(folder)
+    surgery.apply(run, surgery.plan_undo(run))
+    assert Run.open(folder).latest() == 8
+    assert snapshot(root) == before
+
+
 def test_two_optimizers_in_one_file(tmp_path: Path) -> None:
     """Each with a schedule of its own; a step of either counts."""
     import lightning
