@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ckptsurgeon.plans.plan import Plan, Receipt
     from ckptsurgeon.run.run import Run
 
+LEADING = {"rollback", "repair_latest"}
+"""Sections of a recipe that name a step."""
 BY_ITSELF = Computed()
 """Threads of this process compute."""
 
@@ -286,6 +288,7 @@ def show(run: Run, plan: Plan, common: Common, then: Hint = "", *, brief: bool =
         notes.append(f"edits event files outside of the run, too: in {', '.join(outside)}")
     if plan.edits and (who := worker(run.root, edited(plan.edits))):
         notes.append(who)
+    notes += _another_step(run, plan, common)
     plan = replace(plan, warnings=(*plan.warnings, *notes))
     done = {item.id: item for item in run.receipts()}
     undone = done.get(plan.undoes or "")
@@ -298,6 +301,19 @@ def show(run: Run, plan: Plan, common: Common, then: Hint = "", *, brief: bool =
         return report.with_apply(shown, then) if then and not plan.empty else shown
 
     common.answer(text, lambda: report.plan_json(plan, run.format.name))
+
+
+def _another_step(run: Run, plan: Plan, common: Common) -> list[str]:
+    """That a step's folder stands for its run, where another step is edited and none was named."""
+    if plan.step is None or plan.undoes is not None or plan.recipe.keys() & LEADING:
+        return []
+    here = Path(common.run_dir or "").resolve()
+    for step in run.steps() if here != run.root else ():
+        inside = any(entry.resolve() in (here, *here.parents) for entry in run.entries(step))
+        if inside and step != plan.step:
+            what = f"{here.name} stands for its run: step {plan.step} is edited, not {step}"
+            return [f"{what} (a rollback to {step} edits it, by --set and --reset)"]
+    return []
 
 
 def _stopped(run: Run, plan: Plan) -> SurgeryError:

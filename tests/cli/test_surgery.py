@@ -83,6 +83,17 @@ def test_an_undo_names_a_step_that_somebody_removed_since(surgeon: Surgeon, tmp_
     assert "what it changed is byte for byte" in told and "the run is" not in told
 
 
+def test_a_steps_folder_stands_for_its_run_and_that_is_said(
+    surgeon: Surgeon, tmp_path: Path
+) -> None:
+    root = make_run(tmp_path / "run", (2, 4, 8))
+    older, newest = (next(root.glob(f"*-{step}")) for step in (4, 8))
+    told = " ".join(surgeon("set-lr", "5e-4", "-n", "-C", older).stdout.split())
+    assert f"{older.name} stands for its run: step 8 is edited, not 4" in told
+    for words in (("set-lr", "5e-4", "-C", newest), ("rollback", "--to", 2, "-C", older)):
+        assert "stands for" not in surgeon(*words, "-n").stdout
+
+
 def test_a_log_folder_that_is_named_and_is_not_there_is_said(
     surgeon: Surgeon, tmp_path: Path
 ) -> None:
