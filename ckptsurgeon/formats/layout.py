@@ -206,9 +206,8 @@ class Paged(LogsBeside):
 
     @property
     @abstractmethod
-    def lacks_weights(self) -> bool:
-        """Whether it says nowhere which weights are of a step, and no test or person has resumed
-        one by it."""
+    def of_forks(self) -> Sequence[str]:
+        """What a person must know of a fork of such a run, in sentences."""
 
     @abstractmethod
     def nameless(self, run: Path) -> str:

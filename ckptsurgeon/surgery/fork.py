@@ -76,7 +76,7 @@ def fork(
     try:
         with as_owner(partial, []):
             files = _fill(run, step, folder, partial, how)
-        done = Fork(folder, step, len(files), _size(files), warnings=not_known(run, step))
+        done = Fork(folder, step, len(files), _size(files), warnings=told_of(run))
         done = operated(done, replace(run, root=partial), recipe, allow_globals)
         disk.rename(partial, folder)
     except BaseException:
@@ -97,14 +97,9 @@ def operated(done: Fork, branch: Run, recipe: Recipe, allow_globals: Collection[
     return replace(done, receipt=receipt, changes=plan.changes, warnings=warnings)
 
 
-def not_known(run: Run, step: int) -> tuple[str, ...]:
-    """What nobody knows of the files of a step, in sentences."""
-    if isinstance(run.format, Paged) and run.format.lacks_weights:
-        return (
-            f"the description of {run.format.name} names no weights: if those of step {step} lie "
-            "in other files, as in folders of their own, the fork lacks them",
-        )
-    return ()
+def told_of(run: Run) -> tuple[str, ...]:
+    """What its page says of a fork."""
+    return tuple(run.format.of_forks) if isinstance(run.format, Paged) else ()
 
 
 def planned(run: Run, step: int, folder: Path, recipe: Recipe) -> Fork:
@@ -121,7 +116,7 @@ def outlined(run: Run, step: int, folder: Path, recipe: Recipe) -> Fork:
     made, told = (
         ([], []) if logs.of is None else logs.changes(replace(run, root=folder), recipe, checkpoint)
     )
-    told = [*not_known(run, step), *told]
+    told = [*told_of(run), *told]
     return Fork(folder, step, len(files), _size(files), None, tuple(made), tuple(told))
 
 

@@ -10,6 +10,7 @@ import torch
 from ckptsurgeon import Run, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.surgery.fork import fork
 from tests.support.epoch_runs import UPDATES, ultralytics
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import take_back
@@ -36,6 +37,14 @@ def test_yolo_goes_back_to_its_best_epoch(tmp_path: Path) -> None:
         assert state["step"] == 0 and not state["exp_avg"].any()
         assert state["exp_avg"].dtype == torch.float16
     take_back(root, before)
+
+
+def test_a_fork_is_told_where_it_saves(tmp_path: Path) -> None:
+    """By train_args in the file, which are those of the first run."""
+    done = fork(
+        Run.open(ultralytics(tmp_path / "train")), 1, tmp_path / "branch", from_data({}), "copy"
+    )
+    assert "give it save_dir=DIR of the fork" in done.warnings[0]
 
 
 def test_its_rate_is_that_of_the_first_start(tmp_path: Path) -> None:

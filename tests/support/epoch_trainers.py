@@ -12,6 +12,8 @@ import json
 import sys
 import types
 import warnings
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +86,9 @@ TINY = {
 
 def open_clip(root: Path, resume: bool, words: list[str]) -> None:
     """Its own `main`. `root` is the folder `checkpoints` of the run."""
-    sys.modules.setdefault("pandas", types.ModuleType("pandas"))  # for tables of pairs, not used
+    if find_spec("pandas") is None:  # reads tables of pairs, and there is none here
+        sys.modules["pandas"] = empty = types.ModuleType("pandas")
+        empty.__spec__ = ModuleSpec("pandas", None)
     from open_clip.factory import add_model_config
     from open_clip_train.main import main
 

@@ -110,9 +110,9 @@ class Description:
     `witness` names the library whose loader has resumed an edited checkpoint in a test; without it
     every plan says that none was asked. `logs` says by the name of the run's folder where its event
     files are. A file named as a step and `unfinished` marks what the trainer does not resume; it is
-    inside of the step where `unfinished` begins with a slash. `in_a_bucket` is a note for a run in
-    one. `anew` are settings of the param groups that the trainer makes itself at each start, and
-    where."""
+    inside of the step where `unfinished` begins with a slash. `in_a_bucket` and `in_a_fork` are
+    notes for a run in one. `anew` are settings of the param groups that the trainer makes itself at
+    each start, and where."""
 
     name: str
     files: Mapping[FilePattern, Content]
@@ -124,6 +124,7 @@ class Description:
     pointer: Pointer | None = None
     unfinished: str = ""
     in_a_bucket: str = ""
+    in_a_fork: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     anew: Mapping[str, str] = field(default_factory=dict)
@@ -194,6 +195,7 @@ class Description:
             pointer=page.pointer(data["pointer"], contents) if data.get("pointer") else None,
             unfinished=page.ending(data.get("unfinished", ""), contents, within),
             in_a_bucket=str(data.get("in_a_bucket", "")),
+            in_a_fork=str(data.get("in_a_fork", "")),
             logs={k: str(v) for k, v in page.mapping(data.get("logs", {}), "logs").items()},
             options={key: str(text) for key, text in options.items()},
             anew=page.anew(data.get("anew", {}), contents),

@@ -46,11 +46,19 @@ class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
         return bool(page.number) and any("{step}" not in each.text for each in page.files)
 
     @property
-    def lacks_weights(self) -> bool:
-        """A loader knows its own."""
+    def of_forks(self) -> Sequence[str]:
+        """What the page says, and that it names no weights where nobody has resumed by it. A loader
+        knows its own."""
         page = self.description
         named = any(content.weights or content.loader for content in page.files.values())
-        return not named and not page.witness
+        said = [page.in_a_fork] if page.in_a_fork else []
+        if named or page.witness:
+            return said
+        return [
+            *said,
+            f"the description of {self.name} names no weights: if those of the step lie in other "
+            "files, as in folders of their own, the fork lacks them",
+        ]
 
     def recognizes(self, run: Path) -> bool:
         """True with a file of a pattern that has what `has` names, or a folder that its loader
