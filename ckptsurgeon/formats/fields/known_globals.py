@@ -51,6 +51,10 @@ EXACT = frozenset(
             "utils.partition.PreConditionerType", "utils.preconditioner.PreConditioner",
         )
     }
+    | {  # MMEngine's log, in each of its files
+        f"mmengine.logging.history_buffer.HistoryBuffer{name}"
+        for name in ("", ".current", ".max", ".mean", ".min")
+    }
     | {
         "apollo_torch.random_projector.GradientProjector",
         "apollo_torch.svd_projector.GaLoreProjector",
