@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ckptsurgeon import whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError, first_few
@@ -229,6 +229,8 @@ def _pointers(
     edits: list[Edit] = []
     links: list[Relink] = []
     ours = made(receipt.inverse)
+    over = {*left, *(str(parent) for file in left for parent in PurePosixPath(file).parents)}
+    copies = {path for path in run.format.pointer_files(run.root) if run.relative(path) in over}
     for path, text in run.format.pointers(run.root, receipt.step).items():
         file, named = run.relative(path), run.format.pointed(path)
         if named == receipt.step or file in ours:
@@ -237,7 +239,7 @@ def _pointers(
             if path.is_symlink():
                 links.append(rollback.relinked(run, path, text))
                 continue
-            if file not in left:
+            if copies.isdisjoint([path, *path.parents]):
                 continue
             copy = rollback.copied(run, path, text)
             content = _as_restored(run, run.relative(text), inverse)

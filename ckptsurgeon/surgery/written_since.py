@@ -27,11 +27,13 @@ def copies(run: Run, receipt: Receipt, known: Collection[str]) -> list[str]:
     assert receipt.step is not None
     pointers = run.format.pointers(run.root, receipt.step)
     own = [path for path, text in pointers.items() if isinstance(text, Path)]
-    there = [path for path in own if path.is_file() and not path.is_symlink()]
+    folders = [path for path in run.format.pointer_files(run.root) if path.is_dir()]
+    there = [path for path in (*own, *folders) if path.exists() and not path.is_symlink()]
+    held = {*known, *_above(known)}
     return [
         name
         for path in there
-        if (name := run.relative(path)) not in known
+        if (name := run.relative(path)) not in held
         and (named := run.format.pointed(path)) is not None
         and named not in receipt.steps
     ]

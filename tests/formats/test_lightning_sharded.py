@@ -89,6 +89,34 @@ def test_a_resume_uses_all_that_was_set(folder: Path, tmp_path: Path) -> None:
     take_back(folder, before)
 
 
+def test_an_undo_takes_away_a_copy_that_a_saver_made_since(folder: Path) -> None:
+    """In a run that was copied the saver leaves `last.ckpt/`, and makes `last-v1.ckpt/`."""
+    before = snapshot(folder)
+    operate(folder, {"set": {"beta2": 0.9}})
+    train(folder.parent, 8, "last")
+    assert (folder / "last-v1.ckpt").is_dir() and Run.open(folder).latest() == 8
+    run = Run.open(folder)
+    surgery.apply(run, surgery.plan_undo(run))
+    assert Run.open(folder).latest() == 6
+    assert snapshot(folder) == before
+
+
+def test_an_undo_leads_a_copy_that_was_saved_over_back_to_the_step(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    train(root, 4)
+    folder = root / "checkpoints"
+    operate(folder, {"set": {"beta2": 0.9}})
+    train(root, 6, "last")
+    run = Run.open(folder)
+    with pytest.raises(SurgeryError, match=r"last\.ckpt/\S+: saved again"):
+        surgery.plan_undo(run)
+    surgery.apply(run, surgery.plan_undo(run, as_they_are=True))
+    run = Run.open(folder)
+    assert (run.latest(), run.steps()) == (4, [2, 4]) and look.verify(run, level=4).findings == ()
+    used = train(root, 5, "last")
+    assert list(used) == [5] and used[5]["betas"] == [[0.9, 0.999]] * 2
+
+
 def test_two_optimizers_in_one_folder(tmp_path: Path) -> None:
     """`optimizer_0.…` and `optimizer_1.…` are names in one folder, and both have a group 0."""
     train(tmp_path / "run", 8, "", "--pair")
