@@ -247,7 +247,7 @@ class LogFolders:
         count. Of MOST files, and of each its head and its end."""
         from ckptsurgeon.logs.row_file import counts
 
-        known, branches = {*self.by_kind().rows}, self.branches()
+        known, branches = {*self._named_files()}, self.branches()
         left, found = MOST, []
         for here, inner, files in self._walk():
             if strangers.tracker(here, inner, files) is not None:
@@ -255,8 +255,8 @@ class LogFolders:
                 continue
             if here in branches or not here.is_relative_to(self.root):
                 continue
-            paths = [here / name for name in sorted(files) if name.endswith(MAY_BE)]
-            paths = [path for path in _own(paths) if path not in known][:left]
+            names = (name for name in sorted(files) if name.endswith(MAY_BE) and name not in ROWS)
+            paths = [path for path in _own(here / n for n in names) if path not in known][:left]
             left -= len(paths)
             found += [(relative(p, self.root), said) for p in paths if (said := counts(p))]
         return found
