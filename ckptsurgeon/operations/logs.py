@@ -157,15 +157,13 @@ class Logs(Section):
         steps = [at for at in (step, *cuts) if at is not None]
         if not events.note or not steps:
             return []
-        at = min(steps)
-        if self.after is not None and not events.truncate:  # what the log counts, and no step does
-            at = self.after
+        at, unknown = min(steps), isinstance(run.format, CountsSaves)
+        if cuts and (unknown or not events.truncate):  # what the log counts, and no step does
+            at = min(cuts)
         text = f"**{title}**" + (f"\n\n{recipe.why}" if recipe.why else "")
         folders = event_folders(run)
         others = run.log_sources()[len(folders) :]
-        if isinstance(run.format, CountsSaves) and cuts:
-            steps = cuts
-        elif isinstance(run.format, CountsSaves):
+        if unknown and not cuts:
             folders, others = ([s for s in of if _counts_steps(run, s)] for of in (folders, others))
         if len(folders) > 1:
             ends = {folder: _ends(folder) for folder in folders}
