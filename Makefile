@@ -142,6 +142,10 @@ $(VENV)/.nanotron: $(VENV)/.complete constraints-nanotron.txt
 	$(call beside,nanotron)
 	touch $@
 
+$(VENV)/.fairseq2: $(VENV)/.complete constraints-fairseq2.txt
+	$(call beside,fairseq2)
+	touch $@
+
 # NeMo itself is among the sources.
 $(VENV)/.nemo: $(VENV)/.sources constraints-nemo.txt
 	$(call beside,nemo)
@@ -152,7 +156,7 @@ $(VENV)/.trackers: $(VENV)/.complete constraints-trackers.txt
 	$(call beside,trackers)
 	touch $@
 
-test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.nemo $(VENV)/.nanotron $(VENV)/.fairseq $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
+test-formats: $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.nemo $(VENV)/.nanotron $(VENV)/.fairseq $(VENV)/.fairseq2 $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	$(IN_MEMORY) $(PY) -m pytest -m "formats and not slow and not olmo" $(PARALLEL)
 	$(IN_MEMORY) $(OLMO) -m pytest -m "olmo and not remote"
 
@@ -198,7 +202,7 @@ test-remote: $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.composer $(VENV)/.olmo
 	$(PY) -m pytest -m "remote and not olmo" $(PARALLEL)
 	$(OLMO) -m pytest -m "remote and olmo"
 
-nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.nemo $(VENV)/.nanotron $(VENV)/.fairseq $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
+nightly: lint torch-headers $(VENV)/.cluster $(VENV)/.remote $(VENV)/.s3fs $(VENV)/.formats $(VENV)/.newest-megatron $(VENV)/.composer $(VENV)/.verl $(VENV)/.nemo $(VENV)/.nanotron $(VENV)/.fairseq $(VENV)/.fairseq2 $(VENV)/.optimizers $(VENV)/.trainers $(VENV)/.trackers $(VENV)/.olmo
 	-$(SLURM)
 	-$(FUSE)
 	$(PY) -m pytest -m "not olmo" $(PARALLEL)

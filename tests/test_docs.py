@@ -38,7 +38,7 @@ def test_every_room_is_in_the_architecture() -> None:
 def test_the_first_table_has_every_format_by_the_name_that_the_option_takes() -> None:
     page = (REPO / "docs" / "formats.md").read_text("utf-8")
     table = page.partition("## Which of these")[2].partition("\n## ")[0]
-    names = re.findall(r"^\|.*\| `([a-z-]+)` \| \[.*\]\(.*\) \|$", table, re.MULTILINE)
+    names = re.findall(r"^\|.*\| `([a-z0-9-]+)` \| \[.*\]\(.*\) \|$", table, re.MULTILINE)
     assert {f"{type(named(n)).__module__}:{type(named(n)).__name__}" for n in names} >= {*FORMATS}
     assert {*DESCRIBED} <= {*names}
     assert all(named(name).name == name for name in names)

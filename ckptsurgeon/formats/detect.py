@@ -34,11 +34,12 @@ STEPS = {
 """What a step of each is called: a second format is asked only where such a name is there."""
 DESCRIBED = (
     "lightning", "lightning-sharded", "lightning-deepspeed", "nemo", "composer", "composer-sharded",
-    "automodel", "verl", "lingua", "open-clip", "timm", "ultralytics",
+    "automodel", "verl", "lingua", "open-clip", "timm", "ultralytics", "fairseq2",
 )  # fmt: skip
 """Pages in `described/`, asked after all of these."""
 PAGED = re.compile(
-    r".*\.(?:ckpt|pt|pth\.tar)|ep(?:och_)?\d.*|global_step_\d+|.*step=\d+.*|.*-last|\d{10}|weights"
+    r".*\.(?:ckpt|pt|pth\.tar)|ep(?:och_)?\d.*|(?:global_)?step_\d+|.*step=\d+.*|.*-last|\d{10}"
+    r"|weights"
 )
 """What a run of one of those pages has in its folder."""
 SIGNS = "no global_step<N>, iter_<N> or step-<N> folder, no latest"

@@ -34,6 +34,7 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "lingua": described_runs.lingua,
     "open-clip": epoch_runs.open_clip,
     "timm": epoch_runs.timm,
+    "fairseq2": described_runs.fairseq2,
 }
 """Format without a column in the table, or page → how a run is made. The pages that are not here
 take their library."""

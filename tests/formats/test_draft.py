@@ -19,7 +19,7 @@ from ckptsurgeon.formats.described.draft import draft
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report import draft_page
 from ckptsurgeon.surgery.fork import fork
-from tests.support.described_runs import stepped_cosine
+from tests.support.described_runs import fairseq2, stepped_cosine
 from tests.support.snapshot import snapshot
 
 NAMES = (
@@ -332,3 +332,12 @@ def test_nothing_without_an_optimizer_is_a_run(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(2)}, tmp_path / "model_7.pt")
     with pytest.raises(UsageError, match="holds the state of an optimizer"):
         draft(tmp_path)
+
+
+def test_a_step_with_folders_of_its_own_is_read_to_its_last_file(tmp_path: Path) -> None:
+    """fairseq2 has its optimizer five names below the run."""
+    drafted = draft(fairseq2(tmp_path / "run"))
+    deep = "step_{step}/optimizer/pp_00/tp_00/sdp_{number3}.pt"
+    assert drafted.page["files"][deep] == {"optimizers": [[]]}
+    counted = {"schedulers": [["_lr_scheduler"]], "fields": {"iteration": [["_step_nr"]]}}
+    assert drafted.page["files"]["step_{step}/trainer/rank_{rank}.pt"] == counted

@@ -167,3 +167,51 @@ def lingua(root: Path) -> Path:
             }
             (folder / f"train_state_{rank:05d}.json").write_text(json.dumps(counted))
     return root
+
+
+class Noam(torch.optim.lr_scheduler.LRScheduler):
+    """What NoamLR of fairseq2 0.8.1 keeps, and makes of a step."""
+
+    def __init__(self, optimizer: Any, num_warmup_steps: int) -> None:
+        self.num_warmup_steps = num_warmup_steps
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        now, warmup = self.last_epoch, self.num_warmup_steps
+        share = now * warmup**-1.5 if now < warmup else now**-0.5
+        return [base * share for base in self.base_lrs]
+
+
+def fairseq2(root: Path) -> Path:
+    """`StandardCheckpointManager` of the same, two ranks of its data."""
+    parts = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+        adam = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        parts.append((model, adam, Noam(adam, 2)))
+    for step in range(1, 7):
+        for rank, (model, adam, schedule) in enumerate(parts):
+            model(torch.ones(3, 4)).pow(2).sum().backward()
+            adam.step()
+            schedule.step()
+            adam.zero_grad()
+            if step % 2:
+                continue
+            counted = {
+                "_step_nr": step,
+                "_data_epoch_nr": 1,
+                "_lr_scheduler": schedule.state_dict(),
+                "_fp16_loss_scaler": {},
+                "_base_wall_time": 0.5,
+            }
+            for name, state in {
+                f"trainer/rank_{rank:02d}": counted,
+                f"optimizer/pp_00/tp_00/sdp_{rank:02d}": adam.state_dict(),
+                f"model/pp_00/tp_00/sdp_{rank:02d}": model.state_dict(),
+                f"data_reader/dp_{rank:02d}": {"read": step},
+            }.items():
+                file = root / f"step_{step}" / f"{name}.pt"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                torch.save(state, file)
+    return root

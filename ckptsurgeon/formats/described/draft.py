@@ -6,6 +6,7 @@ the trainer takes a value from there, only its loader can say.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from ckptsurgeon.formats.places.json_beside import is_json
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.transaction.home import HOME
 
-DEPTH = 3
-"""Names below the run that lead to a file of a step, at most."""
+DEPTH = 6
+"""Names below the run that lead to a file of a step, at most: a step may have a folder for each
+kind of its files, and in that one for each kind of rank."""
 MOST = 20_000
 """Names that are looked at."""
 SNIFFED = 1_000
@@ -124,9 +126,9 @@ def saves(run: Path) -> Iterator[Path]:
     """What may be of a step by its name, below `run`: files of torch.save or JSON, and folders of
     torch.distributed.checkpoint or of a DeepSpeed engine, with the JSON in them."""
     left, sniffed = MOST, dict[tuple[Path, str], bool]()
-    todo = [(run, 0)]
+    todo = deque([(run, 0)])
     while todo:
-        folder, depth = todo.pop()
+        folder, depth = todo.popleft()  # what lies deep is looked at last
         for path in _listed(folder):
             left -= 1
             if left < 0:

@@ -25,7 +25,7 @@ KINDS = ("optimizers", "schedulers", "scalers", "weights")
 ITERATION, EPOCH = "iteration", "epoch"
 COUNTERS = {
     ITERATION: re.compile(
-        r"(global_|cur(rent)?_|train_|optimizer_)?(step|iter(ation)?)(s|_num|_idx|_count)?|num_updates|num_steps\w*",
+        r"_?(global_|cur(rent)?_|train_|optimizer_)?(step|iter(ation)?)(s|_num|_nr|_idx|_count)?|num_updates|num_steps\w*",
         re.I,
     ),
     "consumed_samples": re.compile(r"(consumed|total|num)_(train_)?samples|samples_seen", re.I),

@@ -15,12 +15,18 @@ from ckptsurgeon.hints import command
 CALLS = frozenset({"_step_count", "_is_initial", "verbose", "_get_lr_called_within_step"})
 """Keys of torch's schedulers that say nothing of the schedule: copies may differ in them."""
 
-RATES = frozenset({"base_lrs", "_last_lr", "max_lrs", "min_lrs"})
+RATES = frozenset(
+    {
+        "base_lrs", "_last_lr", "max_lrs", "min_lrs", "start_lrs", "final_lrs", "start_lr_scales",
+        "final_lr_scales", "num_stage_steps",
+    }
+)  # fmt: skip
 NUMBERS = frozenset(
     {
         "last_epoch", "_step_count", "T_max", "eta_min", "T_0", "T_i", "T_mult", "T_cur", "gamma",
         "step_size", "total_steps", "factor", "start_factor", "end_factor", "total_iters", "power",
-        "total_size", "step_ratio", "patience", "cooldown", "num_bad_epochs",
+        "total_size", "step_ratio", "patience", "cooldown", "num_bad_epochs", "num_warmup_steps",
+        "cycle_len", "cycle_mul", "lr_mul", "num_steps",
     }
 )  # fmt: skip
 """Keys of torch's schedulers that a rate is computed from: lists of numbers, and numbers."""

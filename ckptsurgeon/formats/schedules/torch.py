@@ -18,7 +18,7 @@ from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import is_number, not_understood, refuse_rates
 from ckptsurgeon.formats.fields.values import Place, Setting
-from ckptsurgeon.formats.schedules import in_code, nemo, plateau, torch_classes
+from ckptsurgeon.formats.schedules import fairseq2, in_code, nemo, plateau, torch_classes
 from ckptsurgeon.formats.schedules.check import (
     AFTER_LOADING,
     kept_rates,
@@ -37,13 +37,15 @@ KEPT: Mapping[str, frozenset[str]] = {
     "CyclicLR": frozenset({"lr"}),
     nemo.NAME: nemo.KEPT,
     nemo.ALIKE: frozenset({"lr"}),
+    **fairseq2.KEPT,
 }
 """Recipe keys that a state can express; all others `lr` and `position`."""
 NAMES = {
     "eta_min": "min_lr", "min_lr": "min_lr", "T_max": "decay", "total_steps": "decay",
     "end_step": "decay", "_anneal_func_type": "decay_style", "last_epoch": "position",
     "_step_count": "position", "warmup_steps": "warmup", "max_steps": "decay",
-    "decay_steps": "decay",
+    "decay_steps": "decay", "final_lrs": "min_lr", "num_warmup_steps": "warmup",
+    "cycle_len": "decay", "num_steps": "decay",
 }  # fmt: skip
 """Field → what a plan calls it; all others are `lr`."""
 STRATEGIES = {"cosine": "cos", "linear": "linear"}
@@ -126,7 +128,8 @@ def reschedule(
 def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, Any]) -> New:
     """New rates at the position. Where a rate is base_lr times what the position alone gives, it
     takes the same factor, whatever the function is."""
-    if torch_classes.kind(state) == "SequentialLR":
+    name = torch_classes.kind(state)
+    if name == "SequentialLR":
         new = New([])
         now = bisect_right(state["_milestones"], state["last_epoch"])
         for i, inner in enumerate(state["_schedulers"]):
@@ -136,10 +139,13 @@ def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, An
                 new.rates = part.rates
         new.state["_last_lr",] = new.rates
         return new
-    if torch_classes.kind(state) == nemo.NAME:
+    if name in fairseq2.KINDS:
+        rates, changed = fairseq2.recomputed(name, state, factor, values)
+        return New(rates, {**changed, **_moved(state, values)})
+    if name == nemo.NAME:
         rates, changed = nemo.recomputed(state, factor, values)
         return New(rates, {**changed, **_moved(state, values)})
-    if torch_classes.kind(state) == nemo.ALIKE:
+    if name == nemo.ALIKE:
         nemo.refuse_other_kinds(state)
     base = [float(rate) * factor for rate in state["base_lrs"]]
     floor = float(values.get("min_lr", state.get("eta_min", 0.0)))

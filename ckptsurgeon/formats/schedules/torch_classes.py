@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptsurgeon.formats.schedules import nemo, plateau
+from ckptsurgeon.formats.schedules import fairseq2, nemo, plateau
 from ckptsurgeon.plans.promise import Caveat
 
 COMMON = frozenset(
@@ -36,9 +36,13 @@ KINDS: Mapping[str, frozenset[str]] = {
         }
     ),
     nemo.NAME: nemo.KEYS,
+    **fairseq2.KINDS,
 }  # fmt: skip
 """Class → what its state has beside COMMON and MOMENTUM. LambdaLR and SequentialLR are told by one
-key, ReduceLROnPlateau by `plateau`. One class is NeMo's, on torch's base class."""
+key, ReduceLROnPlateau by `plateau`. One class is NeMo's and some
+are fairseq2's, on torch's base class."""
+ENDS = ("T_max", "total_steps", "max_steps", "num_steps")
+"""Where a state has the step at which the schedule ends."""
 MOMENTUM = frozenset({"use_beta1", "base_momentums", "max_momentums"})
 """What a scheduler that cycles the momentum too may have."""
 
@@ -74,7 +78,7 @@ def words(schedule: Mapping[str, Any]) -> str:
     if kind(schedule) in plateau.NAMES:
         return plateau.words(schedule)
     text = f"{kind(schedule)}, step {schedule['last_epoch']}"
-    end = schedule.get("T_max", schedule.get("total_steps", schedule.get("max_steps")))
+    end = next((schedule[key] for key in ENDS if key in schedule), None)
     return text if end is None else f"{text} of {end}"
 
 

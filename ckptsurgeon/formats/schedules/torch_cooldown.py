@@ -11,7 +11,7 @@ from typing import Any
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.values import Decay, Setting
-from ckptsurgeon.formats.schedules import in_code, nemo
+from ckptsurgeon.formats.schedules import fairseq2, in_code, nemo
 from ckptsurgeon.formats.schedules.check import one_scheduler, refuse_no_rate
 from ckptsurgeon.formats.schedules.torch import (
     STRATEGIES,
@@ -26,14 +26,14 @@ from ckptsurgeon.plans.edits import Key
 
 DECAYS = {
     "LinearLR": "linear", "PolynomialLR": "linear", "CosineAnnealingLR": "cosine",
-    nemo.NAME: "cosine",
+    nemo.NAME: "cosine", fairseq2.POLYNOMIAL: "linear", fairseq2.COSINE: "cosine",
 }  # fmt: skip
 """Class → the shape of a cooldown that it can hold; OneCycleLR holds those of STRATEGIES."""
 
 
 def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[str]]:
     """The parameters of the class that make it decay so, from its step 0 or, with OneCycleLR and
-    NeMo's class, from where it stands. `decay.steps` are the scheduler's.
+    the classes of NeMo and fairseq2, from where it stands. `decay.steps` are the scheduler's.
 
     Raises SurgeryError for a class that can't, with the LambdaLR that can."""
     places = one_scheduler(checkpoint)
@@ -57,16 +57,16 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
     else:
         if name == nemo.NAME:
             values = nemo.decaying(state, decay, rates)
+        elif name in fairseq2.KINDS:
+            values = fairseq2.decaying(name, state, decay, rates)
         else:
             values = {"last_epoch": 0, "base_lrs": rates, **_decaying(name, decay, top)}
             values |= {"_step_count": 1} if state["_step_count"] else {}
         changed: dict[tuple[Key, ...], Any] = {(key,): value for key, value in values.items()}
         changed["_last_lr",] = rates
         new = New(rates, changed, [{"lr": rate, "initial_lr": rate} for rate in rates])
-    if name == "CosineAnnealingLR":
-        warnings.append(
-            f"CosineAnnealingLR rises again after its {decay.steps} steps: end the run there"
-        )
+    if name in ("CosineAnnealingLR", fairseq2.COSINE):
+        warnings.append(f"{name} rises again after its {decay.steps} steps: end the run there")
     if len(set(rates)) > 1 and name != "LinearLR":
         warnings.append(f"all param groups end at {decay.to:g}, whatever they start from")
     return list(settings_of(checkpoint, places, new)), warnings
