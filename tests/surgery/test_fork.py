@@ -22,6 +22,7 @@ from tests.conftest import Trained
 from tests.faults import cut
 from tests.support.launch import first_line, launch
 from tests.support.snapshot import snapshot
+from tests.support.tiny_run import make_run
 
 RESTART = from_data({"set": {"consumed_samples": 0, "iteration": 0}})
 """What BigScience patched into its loader for experiment 11 of tr8."""
@@ -141,3 +142,18 @@ def test_a_fork_sees_the_logs_that_it_was_given_and_those_that_follow(
     assert {change.file for change in cut_.changes if isinstance(change, Rewrite)} > {
         "metrics.jsonl"
     }
+
+
+@pytest.mark.parametrize("how", ["hard-link", "reflink"])
+def test_what_goes_to_another_file_system_can_only_be_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(disk, "link", refuse)
+    monkeypatch.setattr(disk, "clone", refuse)
+    run = Run.open(make_run(tmp_path / "run"))
+    with pytest.raises(SurgeryError) as refused:
+        fork(run, 4, tmp_path / "branch", from_data({}), how)
+    assert "--copy" in str(refused.value.next) and "--hard-link" not in str(refused.value.next)
