@@ -245,10 +245,8 @@ class LogFolders:
     def unnamed(self) -> list[tuple[str, str]]:
         """Files that may be logs by their lines, and are none by their names, each with what these
         count. Of MOST files, and of each its head and its end."""
-        from ckptsurgeon.logs.row_file import counts
-
         known, branches = {*self._named_files()}, self.branches()
-        left, found = MOST, []
+        paths: list[Path] = []
         for here, inner, files in self._walk():
             if strangers.tracker(here, inner, files) is not None:
                 inner.clear()
@@ -256,10 +254,12 @@ class LogFolders:
             if here in branches or not here.is_relative_to(self.root):
                 continue
             names = (name for name in sorted(files) if name.endswith(MAY_BE) and name not in ROWS)
-            paths = [path for path in _own(here / n for n in names) if path not in known][:left]
-            left -= len(paths)
-            found += [(relative(p, self.root), said) for p in paths if (said := counts(p))]
-        return found
+            paths += (path for path in _own(here / n for n in names) if path not in known)
+        if not paths:
+            return []
+        from ckptsurgeon.logs.row_file import counts
+
+        return [(relative(p, self.root), said) for p in paths[:MOST] if (said := counts(p))]
 
     def _walk(self) -> Iterator[tuple[Path, list[str], list[str]]]:
         """Folder, folders in it and files in it, wherever logs may be."""

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from ckptsurgeon import Run, look, surgery
+from ckptsurgeon.cli import app
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data
 from tests.support.launch import run_module, said_by_step
@@ -136,3 +138,20 @@ def test_a_reset_is_what_it_loads(copied: Make) -> None:
     used = train(out, 8, ranks=2)[7]
     assert plan.promise is not None and plan.promise.adam_step == used["adam_step"] == 0
     assert used["moment"] == 0
+
+
+def test_what_it_logs_is_compared_and_cut(copied: Make) -> None:
+    out = copied("cosine")
+    run, log, events = out / "checkpoints", out / "logs" / "rank_0.log", out / "tb" / "train"
+    operate(run, {"rollback": {"to": 4}, "set": {"lr": 3e-4}})
+    assert (events / "cut-0001").is_dir()
+    old = log.read_text()
+    log.write_text("")
+    train(out, 8)
+    for words in (("--log", log), ("--tb", events)):
+        told = CliRunner().invoke(app, ["verify", *map(str, words), "-C", str(run)])
+        assert told.exit_code == 0, told.output
+        assert "agrees: step 5, lr of update 5: 0.0002975" in told.stdout, told.output
+    log.write_text(old)
+    told = CliRunner().invoke(app, ["verify", "--log", str(log), "-C", str(run)])
+    assert told.exit_code == 4 and "lr of update 5: promised 0.0002975" in told.stdout

@@ -13,6 +13,7 @@ from ckptsurgeon.logs.printed import (
     bundled,
     composer,
     deepspeed,
+    fairseq2,
     lightning,
     megatron,
     metaseq,
@@ -285,6 +286,17 @@ def test_a_loop_counts_from_one_or_from_zero(
     assert [each.step for each in said] == counted
 
 
+def test_fairseq2_says_the_rate_of_the_update_itself() -> None:
+    head = "2026-01-01 10:00:00 INFO: fairseq2 - Train Metrics (step 1,200) - "
+    said = fairseq2.read(head + "NLL Loss: 2.31 | Gradient Norm: 0.8 | Learning Rate: 0.000495831")
+    assert said is not None and said.lr is not None and said.lr.agrees(4.9583112e-4)
+    assert not said.lr.agrees(4.9585e-4)
+    assert told(said) == {"step": 1200, "lr": "0.000495831", "loss": "2.31", "grad_norm": "0.8"}
+    groups = fairseq2.read(head + "Loss: nan | Learning Rate: 0.00025, 0.0005 | Loss Scale: 128")
+    assert told(groups) == {"step": 1200, "lr": "0.0005", "loss": "nan", "loss_scale": "128"}
+    assert fairseq2.read("fairseq2 - Validation Metrics (step 6) - NLL Loss: 2.3") is None
+
+
 def test_no_line_of_one_trainer_is_taken_for_another() -> None:
     lines = (
         MEGATRON,
@@ -297,10 +309,11 @@ def test_no_line_of_one_trainer_is_taken_for_another() -> None:
         "| INFO | train_inner | epoch 001:      3 / 8 loss=2.6, num_updates=3, lr=1e-05",
         "[batch=5/100]:",
         "step:7 - actor/lr:1e-06",
+        "fairseq2 - Train Metrics (step 6) - NLL Loss: 2.3 | Learning Rate: 0.0001",
     )
     readers = (
         megatron, deepspeed, transformers, torchtitan, olmo_core, nanotron, metaseq, metaseq,
-        composer, verl,
+        composer, verl, fairseq2,
     )  # fmt: skip
     for i, line in enumerate(lines):
         heard = [reader for reader in readers if reader.read(line) is not None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 import warnings
@@ -32,7 +33,14 @@ from fairseq2.gang import (
     create_parallel_gangs,
 )
 from fairseq2.io import _TorchTensorFileDumper, _TorchTensorFileLoader
-from fairseq2.metrics.recorders import NOOP_METRIC_RECORDER
+from fairseq2.metrics import Mean
+from fairseq2.metrics.recorders import (
+    CompositeMetricRecorder,
+    JsonlMetricRecorder,
+    LogMetricRecorder,
+    MetricDescriptorRegistry,
+    TensorBoardRecorder,
+)
 from fairseq2.nn.fsdp import to_fsdp2
 from fairseq2.optim.fp16_loss_scaler import NOOP_FP16_LOSS_SCALER
 from fairseq2.optim.lr_schedulers import (
@@ -43,6 +51,8 @@ from fairseq2.optim.lr_schedulers import (
     TriStageLR,
 )
 from fairseq2.profilers import NOOP_PROFILER
+from fairseq2.recipe.composition.metric_recorders import _register_metric_descriptors
+from fairseq2.runtime.dependency import DependencyContainer
 from fairseq2.trainer import Trainer, TrainUnit
 from fairseq2.utils.device_stat import NOOP_DEVICE_STAT_TRACKER
 from fairseq2.utils.gc import NOOP_GARBAGE_COLLECTOR
@@ -72,6 +82,27 @@ def schedule_of(name: str, adam: Any, warmup: int, end: int, floor: float) -> An
     return TriStageLR(adam, end, (0.15, 0.1, 0.75))
 
 
+def _recorders(folder: Path, files: Any) -> Any:
+    """Those of its recipes: lines in `logs/rank_0.log`, TensorBoard, and JSON lines."""
+    log = folder / "logs" / "rank_0.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(log)
+    words = "[Rank 0] %(asctime)s %(levelname)s %(name)s - %(message)s"
+    handler.setFormatter(logging.Formatter(words, "%Y-%m-%d %H:%M:%S"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
+    container = DependencyContainer()
+    _register_metric_descriptors(container)
+    names = container.resolve(MetricDescriptorRegistry)
+    return CompositeMetricRecorder(
+        [
+            LogMetricRecorder(names),
+            TensorBoardRecorder(folder, names),
+            JsonlMetricRecorder(folder, files, names),
+        ]
+    )
+
+
 def _sum(tensor: Any) -> float:
     own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return float(own.abs().sum())
@@ -99,7 +130,7 @@ def train(folder: Path, updates: int, peak: float, name: str, *more: Any) -> dic
         step = 0
 
         def prepare_metric_bag(self, metric_bag: Any) -> None:
-            pass
+            metric_bag.add("nll_loss", Mean())
 
         def set_step_nr(self, step_nr: int) -> None:
             self.step = step_nr
@@ -116,6 +147,7 @@ def train(folder: Path, updates: int, peak: float, name: str, *more: Any) -> dic
                 "moment": _sum(first["exp_avg"]) if first else 0.0,
                 "loss": float(loss.detach()),
             }
+            metric_bag.get("nll_loss", Mean).update(loss.detach())
             return loss, None
 
     class Batches(DataReader[torch.Tensor]):
@@ -155,7 +187,7 @@ def train(folder: Path, updates: int, peak: float, name: str, *more: Any) -> dic
         early_stopper=NOOP_EARLY_STOPPER,
         checkpoint_manager=StandardCheckpointManager(folder, gangs, files, loader, dumper, pool),
         hg_exporter=NOOP_HG_EXPORTER,
-        metric_recorder=NOOP_METRIC_RECORDER,
+        metric_recorder=_recorders(folder, files),
         garbage_collector=NOOP_GARBAGE_COLLECTOR,
         profiler=NOOP_PROFILER,
         device_stat_tracker=NOOP_DEVICE_STAT_TRACKER,
@@ -164,6 +196,7 @@ def train(folder: Path, updates: int, peak: float, name: str, *more: Any) -> dic
         seed=1,
         max_num_steps=updates,
         checkpoint_every_n_steps=EVERY,
+        publish_metrics_every_n_steps=1,
     )
     trainer.run()
     return said

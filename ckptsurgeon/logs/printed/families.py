@@ -9,6 +9,7 @@ from ckptsurgeon.logs.printed import (
     bundled,
     composer,
     deepspeed,
+    fairseq2,
     lightning,
     megatron,
     metaseq,
@@ -46,6 +47,7 @@ LIGHTNING = Family(
     lightning.NAME, lambda _: None, lightning.POINTS, lightning.PREFIXES, lightning.LATE
 )
 VERL = Family(verl.NAME, verl.read, verl.POINTS)
+FAIRSEQ2 = Family(fairseq2.NAME, fairseq2.read, fairseq2.POINTS, fairseq2.PREFIXES)
 OWN = Family(own_loop.NAME, own_loop.read, own_loop.POINTS)
 """Heard where no other one says anything: its names are those that anybody may use."""
 COMPOSER = Family(composer.NAME, composer.read, composer.POINTS, composer.PREFIXES, composer.LATE)
@@ -60,6 +62,7 @@ FAMILIES: Mapping[str, Sequence[Family]] = {
     "nanotron": (NANOTRON,),
     "lightning": (LIGHTNING, DEEPSPEED),
     "verl": (VERL,),
+    "fairseq2": (FAIRSEQ2,),
     "composer": (COMPOSER,),
     "composer-sharded": (COMPOSER,),
 }
