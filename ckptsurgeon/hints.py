@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -66,7 +66,7 @@ class Again:
             return quoted("ckptsurgeon", *others, self.setting, *words[end:])
         if not words or (self.swapped is not None and words.count(self.swapped[0]) != 1):
             return self._sentence()
-        typed = [kept for word in words[:end] if (kept := self._kept(word)) is not None]
+        typed = [kept for word in self._rest(words[:end]) if (kept := self._kept(word)) is not None]
         return quoted("ckptsurgeon", *typed, *self.added, *words[end:])
 
     def fits(self) -> bool:
@@ -77,6 +77,16 @@ class Again:
 
     def _in_recipe(self) -> bool:
         return bool(self.setting) and any(word in OF_RECIPES for word in TYPED.get().words)
+
+    def _rest(self, words: Sequence[str]) -> Iterator[str]:
+        """Without the options whose one value an added one takes the place of."""
+        names = {name for option in self.added for name in TYPED.get().spellings(option)}
+        rest = iter(words)
+        for word in rest:
+            if word in names:
+                next(rest, None)
+            elif not any(word.startswith(f"{n}=" if n[:2] == "--" else n) for n in names):
+                yield word
 
     def _kept(self, word: str) -> str | None:
         if self.swapped is not None and word == self.swapped[0]:
@@ -125,6 +135,8 @@ class Typed:
     options: Callable[[Command], tuple[Sequence[str], Sequence[str]]] = lambda command: ((), ())
     takes: Callable[[str], bool] = lambda option: True
     """Whether the command that was typed has this option."""
+    spellings: Callable[[str], Collection[str]] = lambda option: ()
+    """All names of an option of that command which takes one value; of any other one none."""
 
 
 NOTHING = Typed()

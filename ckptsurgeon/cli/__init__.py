@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -102,13 +102,18 @@ class Surgeon(TyperGroup):
 
 
 def _take_options_of(command: Any) -> None:
-    """From here on no hint adds an option to the command that was typed which it has not."""
+    """From here on no hint adds an option to the command that was typed which it has not, or one
+    that stands there with another value."""
 
     def takes(option: str) -> bool:
         return any(option in (*item.opts, *item.secondary_opts) for item in command.params)
 
+    def spellings(option: str) -> Collection[str]:
+        items = [item for item in command.params if option in item.opts]
+        return [name for item in items if not (item.multiple or item.is_flag) for name in item.opts]
+
     if command is not None:
-        TYPED.set(replace(TYPED.get(), takes=takes))
+        TYPED.set(replace(TYPED.get(), takes=takes, spellings=spellings))
 
 
 app = typer.Typer(

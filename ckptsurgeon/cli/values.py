@@ -7,6 +7,7 @@ surgery on a small run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -49,9 +50,33 @@ class PlainCommand(TyperCommand):
             raise Unexpected(ctx, left)
         return left
 
+    def make_parser(self, ctx: Any) -> Any:
+        """One that raises Refused for an option of one value that is given twice."""
+        parser: Any = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parsed(args: list[str]) -> Any:
+            options, left, order = parse(args=args)
+            if not ctx.resilient_parsing:
+                _refuse_twice(ctx, order)
+            return options, left, order
+
+        parser.parse_args = parsed
+        return parser
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Its parameters, and --help."""
         return taking_plain(self.callback, super().get_params(ctx))
+
+
+def _refuse_twice(ctx: Any, given: Sequence[Any]) -> None:
+    """Which of two values is meant, nobody knows. A flag that has no opposite may stand twice."""
+    for parameter, times in Counter(given).items():
+        alone = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
+        if times == 1 or parameter.param_type_name != "option" or parameter.multiple or alone:
+            continue
+        names = "/".join((*parameter.opts[:1], *parameter.secondary_opts[:1]))
+        raise Refused(f"{names} is given {times} times: which one is meant?", ctx, parameter)
 
 
 def taking_plain(function: Any, parameters: Sequence[Any]) -> list[Any]:
