@@ -103,11 +103,14 @@ $(VENV)/.newest-megatron: $(VENV)/.complete constraints-newest-megatron.txt
 	touch $@
 
 # Most tests of these go by text and compiled functions; Composer and verl are imported, with what
-# they need in folders of their own.
-$(VENV)/.sources: $(VENV)/.complete constraints-sources.txt
+# they need in folders of their own. OpenRLHF has a wheel for Python 3.11 alone.
+$(VENV)/.sources: $(VENV)/.complete constraints-sources.txt constraints-openrlhf.txt
 	rm -rf $(VENV)/sources
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
 		--target $(VENV)/sources -r constraints-sources.txt
+	-$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/sources \
+	    --only-binary :all: --python-version 3.11 --platform manylinux1_x86_64 \
+	    -r constraints-openrlhf.txt
 	touch $@
 
 # They want other releases of what is pinned, and run without.

@@ -29,6 +29,7 @@ from ckptsurgeon.formats.deepspeed import (
     experts,
     flags,
     fragments,
+    openrlhf,
     optimizer,
     parallel,
     parts,
@@ -271,6 +272,7 @@ class DeepSpeedCheckpoint(
         if "scheduler" in self.unclear and not self.groups_win:
             lr, self.unclear["lr"] = None, self.unclear["scheduler"]
         notes += self._of_universal_copy()
+        notes += openrlhf.notes(self.folder)
         notes += flags.notes(self) if self.megatron else ()
         if self.elastic:
             notes.append(

@@ -1,0 +1,84 @@
+"""OpenRLHF: what its clean-up makes of a run after a surgery, by its own function."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsurgeon import Run, surgery
+from ckptsurgeon.recipe.file import from_data
+from tests.conftest import Trained
+from tests.support import library_source
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
+
+FILE = "openrlhf/utils/deepspeed/deepspeed.py"
+NOTE = "OpenRLHF takes .ckptsurgeon for a checkpoint"
+
+
+def scored(root: Path, *steps: int) -> Path:
+    """With what its saver leaves in each checkpoint."""
+    for step in steps:
+        saved = {"metric_key": "eval_reward", "metric_value": 0.5 + step}
+        (root / f"global_step{step}" / "metric.json").write_text(json.dumps(saved))
+    return root
+
+
+def test_a_plan_says_what_the_clean_up_takes_along(trained: Trained) -> None:
+    root = trained()
+    steps = Run.open(root).steps()
+    recipe = from_data({"set": {"eps": 1e-7}})
+    assert not any(NOTE in text for text in surgery.plan(Run.open(root), recipe).warnings)
+    scored(root, *steps)
+    (note,) = (text for text in surgery.plan(Run.open(root), recipe).warnings if NOTE in text)
+    assert "--ckpt.max_num 1000" in note
+    (root / f"global_step{steps[-1]}" / "metric.json").write_text("[1, 2")
+    assert not any(NOTE in text for text in surgery.plan(Run.open(root), recipe).warnings)
+
+
+@pytest.mark.formats
+@pytest.mark.skipif(
+    not (library_source.FOLDER / FILE).is_file(), reason="make test-formats installs OpenRLHF"
+)
+@pytest.mark.parametrize("most", [3, 1000])
+def test_it_removes_the_attic_unless_it_may_keep_all(trained: Trained, most: int) -> None:
+    root = trained()
+    scored(root, *Run.open(root).steps())
+    before = snapshot(root)
+    operate(root, {"set": {"eps": 1e-7}})
+    for step in (101, 102, 103):
+        saved(root, step, most)
+    kept = (root / ".ckptsurgeon").is_dir()
+    assert kept is (most == 1000)
+    if kept:
+        for step in (101, 102, 103):
+            shutil.rmtree(root / f"global_step{step}")
+        take_back(root, before)
+
+
+def saved(root: Path, step: int, most: int) -> None:
+    """What `save_ckpt` removes before it saves; the engine's own save is a folder here."""
+    names = ["save_ckpt", "_read_ckpt_metric", "_get_ckpt_metric_path", "_write_ckpt_metric"]
+    wanted = ["CKPT_METRIC_FILENAME", *names]
+
+    class Engine:
+        def save_checkpoint(self, save_dir: str, tag: str, **_: Any) -> None:
+            (Path(save_dir) / tag).mkdir()
+
+    library = library_source.taken(
+        FILE, [f"DeepspeedStrategy.{name}" for name in wanted], os=os, json=json, gc=gc,
+        shutil=shutil, deepspeed=SimpleNamespace(DeepSpeedEngine=Engine), torch=torch,
+        torch_dist_barrier_and_cuda_sync=lambda: None,
+    )  # fmt: skip
+    methods = {name: getattr(library, name) for name in wanted}
+    strategy = type("Strategy", (), {**methods, "print": lambda *_: None, "is_rank_0": bool})()
+    strategy.is_rank_0 = lambda: True
+    strategy.save_ckpt(Engine(), str(root), f"global_step{step}", most, float("inf"), {})
