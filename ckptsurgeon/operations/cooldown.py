@@ -7,6 +7,7 @@ Sources: MiniCPM 2404.06395 §4 (a decay of 10 % of the steps), Hägele et al. 2
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 import typer
@@ -190,13 +191,20 @@ def cooldown(
     """
     try:
         if length.endswith("%"):
-            return Recipe(replace(section, percent=float(length[:-1])))
-        return Recipe(replace(section, steps=int(length)))
+            made = partial(replace, section, percent=float(length[:-1]))
+        else:
+            made = partial(replace, section, steps=int(length))
     except ValueError:
         raise UsageError(
             f"LENGTH is {length!r}, not iterations or a percentage",
             next=command("cooldown", "400", why="or 10%"),
         ) from None
+    try:
+        return Recipe(made())
+    except UsageError as error:
+        if error.what.startswith(("`cooldown.steps`", "`cooldown.percent`")):
+            error.what = f"LENGTH is {length}"
+        raise
 
 
 COMMANDS = {"cooldown": cooldown}

@@ -195,6 +195,9 @@ def test_a_finished_plan_takes_no_overrides(surgeon: Surgeon, tmp_path: Path) ->
         ("reset moments --to", "takes no --to", "ckptsurgeon rollback --to STEP --reset moments"),
         ("skip 150..200", "skip range '150..200' is not A-B", "for example: 150-200"),
         ("cooldown soon", "LENGTH is 'soon'", "ckptsurgeon cooldown 400    or 10%"),
+        ("cooldown 0", "LENGTH is 0", "write a whole number, at least 1"),
+        ("cooldown 200%", "LENGTH is 200%", "write a number, above 0 and below 100"),
+        ("cooldown 4 --to -1", "--to is -1.0", "write a number, at least 0"),
     ],
 )  # fmt: skip
 def test_a_slip_of_the_fingers_is_answered_by_what_was_meant(
