@@ -8,6 +8,7 @@ import json
 import math
 from array import array
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -50,17 +51,21 @@ class RowFile(LogSource):
     table, and records that are not understood, stay."""
 
     def streams(self) -> list[Stream]:
-        steps = _ending(self.path, _counting(self.path))
+        steps = _ending(self.path, self._counter)
         return [Stream.of(relative(self.path, self.root), self.path.name, steps)]
 
     def counts_epochs(self) -> bool:
-        return _counting(self.path) is not None
+        return self._counter is not None
+
+    @cached_property
+    def _counter(self) -> str | None:
+        return _counting(self.path)
 
     def cut(self, cut: Cut) -> tuple[list[AnyChange], list[str]]:
         import numpy as np
 
         name = relative(self.path, self.root)
-        read = _Index(self.path)
+        read = _Index(self.path, self._counter)
         points = read.steps != trail.NONE
         if not points.any():
             without = f"{name} stays as it is: nothing in it is known to count steps"
@@ -87,7 +92,7 @@ class RowFile(LogSource):
             return {}, [
                 f"{self.path} is not carried: only ckptsurgeon.yaml says that {name} is a log"
             ]
-        read = _Index(self.path)
+        read = _Index(self.path, self._counter)
         points = read.steps != trail.NONE
         flags = read.leading_to(carry.marks, name)
         if not (flags & points).any():
@@ -113,7 +118,7 @@ class RowFile(LogSource):
         name, used = namer(names.pairs, names.regex)
         counts: dict[tuple[str, str], int] = {}
         seen: dict[str, str] = {}
-        file, own = relative(self.path, self.root), _counting(self.path)
+        file, own = relative(self.path, self.root), self._counter
         pieces = _Pieces(file)
         with self.path.open("rb") as lines:
             for record in _records(lines, own):
@@ -258,10 +263,8 @@ class _Index:
     """Where each record of a file ends, its step and its time; `header` says whether the first one
     names columns, and `strange` whether the file is no table and no JSON lines."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, own: str | None) -> None:
         import numpy as np
-
-        own = _counting(path)
 
         ends, steps, walls = array("Q"), array("q"), array("d")
         self.header, end = False, 0

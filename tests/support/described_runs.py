@@ -129,11 +129,17 @@ def verl(root: Path) -> Path:
     return root
 
 
-def lingua_parts() -> tuple[torch.nn.Module, Any, Any]:
-    """What `build_optimizer` of facebookresearch/lingua 437d680 makes: a rate of 0 at the start."""
+def _model_and_adam() -> tuple[torch.nn.Module, Any]:
     torch.manual_seed(5)
     model = torch.nn.Sequential(torch.nn.Linear(4, 2))
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    return model, torch.optim.AdamW(
+        model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1
+    )
+
+
+def lingua_parts() -> tuple[torch.nn.Module, Any, Any]:
+    """What `build_optimizer` of facebookresearch/lingua 437d680 makes: a rate of 0 at the start."""
+    model, adam = _model_and_adam()
     rate = partial(warmed_up, warmup=2)
     return model, adam, torch.optim.lr_scheduler.LambdaLR(adam, rate)
 
@@ -186,9 +192,7 @@ def fairseq2(root: Path) -> Path:
     """`StandardCheckpointManager` of the same, two ranks of its data."""
     parts = []
     for _ in range(2):
-        torch.manual_seed(5)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 2))
-        adam = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        model, adam = _model_and_adam()
         parts.append((model, adam, Noam(adam, 2)))
     for step in range(1, 7):
         for rank, (model, adam, schedule) in enumerate(parts):

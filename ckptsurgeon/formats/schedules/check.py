@@ -3,6 +3,7 @@ one optimizer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,22 @@ def refuse_low_peak(peak: float, floor: float, asserted: str = "") -> None:
             f"lr {peak:g} is below min_lr {floor:g}{asserted}",
             next=command("set-lr", f"{peak:g}", "--min-lr", f"{peak / 10:g}"),
         )
+
+
+def refuse_foreign(state: Mapping[str, Any], name: str, given: Sequence[Sequence[float]]) -> None:
+    """Raise SurgeryError for the state of a scheduler `name` whose last rates are none of those
+    that its formulas give."""
+    saved = [float(rate) for rate in state["_last_lr"]]
+    for mine in given:
+        pairs = zip(saved, mine, strict=True)
+        if all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-15) for a, b in pairs):
+            return
+    raise SurgeryError(
+        f"the scheduler's last rate is {saved[0]!r}, and {name} at step {state['last_epoch']} "
+        f"gives {' or '.join(dict.fromkeys(repr(mine[0]) for mine in given))}: what it makes of "
+        "another lr is unknown",
+        next=AFTER_LOADING,
+    )
 
 
 def refuse_no_rate(rate: float) -> None:

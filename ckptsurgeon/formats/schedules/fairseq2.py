@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats.fields.values import Decay
-from ckptsurgeon.formats.schedules.check import AFTER_LOADING, refuse_low_peak
+from ckptsurgeon.formats.schedules.check import refuse_foreign, refuse_low_peak
 from ckptsurgeon.plans.edits import Key
 
 COSINE, POLYNOMIAL = "CosineAnnealingLR of fairseq2", "PolynomialDecayLR of fairseq2"
@@ -110,7 +110,7 @@ def recomputed(
 
     Raises SurgeryError for a state whose last rates this is not the formula of, UsageError for an
     end that comes before the warm-up's or the position."""
-    _refuse_foreign(name, state)
+    refuse_foreign(state, name, [rates(name, state)])
     new = {**state, "base_lrs": [float(rate) * factor for rate in state["base_lrs"]]}
     new["last_epoch"] = values.get("position", state["last_epoch"])
     if name == TRI_STAGE:
@@ -134,7 +134,7 @@ def recomputed(
 def decaying(name: str, state: State, decay: Decay, base: Sequence[float]) -> dict[str, Any]:
     """What makes it go from `base` at its position to `decay.to`: a warm-up that is over here, and
     one cycle of the cosine, or a polynomial of power 1."""
-    _refuse_foreign(name, state)
+    refuse_foreign(state, name, [rates(name, state)])
     now = state["last_epoch"]
     ending = {"cycle_len": decay.steps, "cycle_mul": 1.0}
     if name == POLYNOMIAL:
@@ -159,14 +159,3 @@ def _ending(
             next=f"decay counts the scheduler's steps and must be above {least}",
         )
     return {"num_steps": end} if name == POLYNOMIAL else {"cycle_len": end - warmup}
-
-
-def _refuse_foreign(name: str, state: State) -> None:
-    saved, mine = [float(rate) for rate in state["_last_lr"]], rates(name, state)
-    pairs = zip(saved, mine, strict=True)
-    if not all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-15) for a, b in pairs):
-        raise SurgeryError(
-            f"the scheduler's last rate is {saved[0]!r}, and {name} at step {state['last_epoch']} "
-            f"gives {mine[0]!r}: what it makes of another lr is unknown",
-            next=AFTER_LOADING,
-        )

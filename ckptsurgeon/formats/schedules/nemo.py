@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats.fields.values import Decay
-from ckptsurgeon.formats.schedules.check import AFTER_LOADING, refuse_low_peak
+from ckptsurgeon.formats.schedules.check import refuse_foreign, refuse_low_peak
 from ckptsurgeon.plans.edits import Key
 
 NAME = "CosineAnnealing"
@@ -70,7 +70,7 @@ def recomputed(
 
     Raises SurgeryError for a state whose last rates this is not the formula of, UsageError for a
     peak or an end that NeMo refuses."""
-    _refuse_foreign(state, NAME, [rates(state)])
+    refuse_foreign(state, NAME, [rates(state)])
     new = {
         **state,
         "base_lrs": [float(rate) * factor for rate in state["base_lrs"]],
@@ -96,7 +96,7 @@ def recomputed(
 
 def decaying(state: State, decay: Decay, base: Sequence[float]) -> dict[str, Any]:
     """What makes it go from `base` at its position to `decay.to` along half a cosine."""
-    _refuse_foreign(state, NAME, [rates(state)])
+    refuse_foreign(state, NAME, [rates(state)])
     now = state["last_epoch"]
     return {
         "warmup_steps": now, "constant_steps": 0, "decay_steps": decay.steps,
@@ -124,18 +124,4 @@ def refuse_other_kinds(state: State) -> None:
             shares += [(1 - done) ** 2, math.sqrt(1 - step / (end or 1)), 1 - done]
     given = [[rate * share for rate in base] for share in shares]
     first = [[base[0] * share] * len(base) for share in shares]  # as WarmupAnnealing does
-    _refuse_foreign(state, f"{ALIKE} of NeMo", [*given, *first])
-
-
-def _refuse_foreign(state: State, name: str, given: Sequence[Sequence[float]]) -> None:
-    saved = [float(rate) for rate in state["_last_lr"]]
-    for mine in given:
-        pairs = zip(saved, mine, strict=True)
-        if all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-15) for a, b in pairs):
-            return
-    raise SurgeryError(
-        f"the scheduler's last rate is {saved[0]!r}, and {name} at step {state['last_epoch']} "
-        f"gives {' or '.join(dict.fromkeys(repr(mine[0]) for mine in given))}: what it makes of "
-        "another lr is unknown",
-        next=AFTER_LOADING,
-    )
+    refuse_foreign(state, f"{ALIKE} of NeMo", [*given, *first])
