@@ -28,9 +28,14 @@ ten events in memory, which a killed job loses, and a step is saved between two 
 def logged_at(run: Run, step: int, last: int, each: int = 1) -> int | None:
     """Where a log whose last point is at `last`, `each` steps after the one before it, has the
     saved `step`: at its number, or at the updates that it is after. None where the log ends with
-    neither of the newest step. Two that end alike are not told apart."""
+    neither of the newest step. Two that end alike are not told apart, but by a page that says what
+    is logged."""
     format, steps = run.format, run.steps()
-    if not isinstance(format, CountsSaves) or not steps or _ends_with(steps, last, each):
+    if not isinstance(format, CountsSaves) or not steps:
+        return step
+    if format.logs_counter:
+        return format.updates(run.root, step)
+    if _ends_with(steps, last, each):
         return step
     counts = [format.updates(run.root, saved) for saved in steps[-2:]]
     known = [count for count in counts if count is not None]
@@ -95,7 +100,8 @@ def tied(run: Run, checkpoint: Checkpoint, sources: Sequence[LogSource], number:
         if stream.last is not None and (other is None or stream.last > (other.last or 0)):
             ends[stream.kind] = stream
     step = checkpoint.step
-    exact = {step, checkpoint.state().step}
+    own = run.format.counted(checkpoint) if isinstance(run.format, CountsSaves) else step
+    exact = {step, own}
     places = {kind: _place(run, step, end.last or 0, end.each) for kind, end in ends.items()}
     for source, of in streams.items():
         at = next((places[stream.kind] for stream in of if stream.kind in places), number)
