@@ -154,15 +154,6 @@ class NamesEpochs(ABC):
 class CountsSaves(Format, ABC):
     """A trainer whose numbers of steps may count saves or epochs, or what its script counts."""
 
-    @property
-    def logs_counter(self) -> bool:
-        """Whether it is known that its logs count what `counted` says."""
-        return False
-
-    def counted(self, checkpoint: Checkpoint) -> int:
-        """What the trainer's own counter says of a step, which its logs may count."""
-        return checkpoint.state().step
-
     @once
     def updates(self, run: Path, step: int) -> int | None:
         """How many updates `step` is after, by what it holds: the counter of a page or an engine;
@@ -173,11 +164,10 @@ class CountsSaves(Format, ABC):
             checkpoint = self.open(run, step)
             state = checkpoint.state()
             positions = checkpoint.clear("position") if state.promise.adam_step is None else []
-            counted = self.counted(checkpoint)
         except (SurgeryError, OSError, *ODD):
             return None
-        if counted != step or self.logs_counter:
-            return counted
+        if state.step != step:
+            return state.step
         if state.promise.adam_step is None:
             return int(max(positions)) if positions else None
         return state.promise.adam_step + sum(
@@ -203,6 +193,17 @@ class LogsBeside(ABC):
     @abstractmethod
     def log_folders(self, run: Path) -> Sequence[str]:
         """Where event files are looked for, from the run, if its settings do not say."""
+
+    @property
+    def log_files(self) -> Sequence[str]:
+        """The paths there of other logs, whatever `*` stands for."""
+        return ()
+
+    @property
+    def log_offset(self) -> int | None:
+        """By how much the number of a step's last update in its logs is more than that of the step;
+        None where nobody says it."""
+        return None
 
 
 class Paged(LogsBeside):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ckptsurgeon.logs import cut, note, rename
+from ckptsurgeon.logs import cut, lineage, note, rename
 from ckptsurgeon.logs.axis import ITERATION, axis
 from ckptsurgeon.logs.history import Ended
 from ckptsurgeon.logs.new_names import Counts
-from ckptsurgeon.logs.source import Cut, LogSource, NewNames, Stream
+from ckptsurgeon.logs.source import Counted, Cut, LogSource, NewNames, Stream
 from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.logs.tensorboard.event_file import Index
 from ckptsurgeon.logs.tensorboard.frame import Opened, first_good
@@ -73,6 +73,15 @@ class EventFolder(LogSource):
             if steps:
                 break
         return [Stream.of(f"{relative(self.path, self.root)}/", TENSORBOARD, steps)]
+
+    def counted(self) -> list[Counted]:
+        files = [event_file.scan(path, salvage=True) for path in _written(self.path)]
+        name = f"{relative(self.path, self.root)}/"
+        found = lineage.clocks(files)
+        return [
+            Counted(Stream.of(name, TENSORBOARD, points.steps.tolist()), points, series)
+            for series, points in found.items()
+        ]
 
     def cut(self, cut_: Cut) -> tuple[list[AnyChange], list[str]]:
         return cut.truncate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import command
@@ -15,6 +16,7 @@ from ckptsurgeon.logs.axis import ITERATION, LOOSE, SAMPLES, TRAINING
 from ckptsurgeon.logs.axis import axis as axis_of
 from ckptsurgeon.logs.history import History, read
 from ckptsurgeon.logs.marks import Marks
+from ckptsurgeon.logs.origin import Numbers
 from ckptsurgeon.logs.segment import (
     Events,
     Flags,
@@ -26,6 +28,10 @@ from ckptsurgeon.logs.segment import (
 )
 from ckptsurgeon.logs.tensorboard.event_file import DROPPED, Index
 from ckptsurgeon.logs.tensorboard.message import FILE_VERSION, SUMMARY
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass
@@ -74,6 +80,8 @@ def trace(
                 result.flags[i] = _loose(known[i], marks.iteration)
             continue
         point = marks.counters().get(clock)
+        if clock == ITERATION:
+            point = marks.clocks.get(preferred[0], point)
         if point is None:
             raise SurgeryError(
                 f"{members[0].index.path}: its tags count {clock}, not iterations, "
@@ -98,6 +106,31 @@ def trace(
         if flags.any() and index.kinds[0] == FILE_VERSION:
             flags[0] = True
     return result
+
+
+def clocks(files: Sequence[Index]) -> dict[Series, Numbers]:
+    """The series that each training in the files is cut by, where it counts iterations or something
+    that is no other axis, with its numbers in the order in which the files were begun."""
+    import numpy as np
+
+    known = sorted((arrays(index, {}) for index in files if len(index)), key=lambda e: e.walls[0])
+    found = {}
+    for group in _groups(known):
+        members = [known[i] for i in group]
+        clock, preferred = _clock(members)
+        if clock == ITERATION:
+            rows = [_rows_of(events, preferred[0]) for events in members]
+            steps, walls = (np.concatenate(columns) for columns in zip(*rows, strict=True))
+            found[preferred[0]] = Numbers(steps, walls)
+    return found
+
+
+def _rows_of(events: Events, series: Series) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    import numpy as np
+
+    names = events.index.names
+    rows = np.flatnonzero(events.tags == (names.index(series) if series in names else -2))
+    return events.steps[rows], events.walls[rows]
 
 
 def newest(files: Sequence[Index], tag: str, per_step: int = 1) -> Marks:

@@ -16,8 +16,10 @@ from ckptsurgeon.errors import DamagedFile, UsageError
 from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
+from ckptsurgeon.logs.origin import Numbers
 from ckptsurgeon.logs.source import (
     Carry,
+    Counted,
     Cut,
     LogSource,
     NewNames,
@@ -30,7 +32,7 @@ from ckptsurgeon.logs.source import (
 from ckptsurgeon.plans.edits import AnyChange, Content, Piece, Rewrite, Span, relative
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.log_fields import LOGS
-from ckptsurgeon.transaction.home import ROWS
+from ckptsurgeon.transaction.home import is_rows
 from ckptsurgeon.transaction.json_keys import keys_renamed
 
 if TYPE_CHECKING:
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
 
 END = 256 << 10
 """Bytes at the end of a file in which its last step is looked for."""
-EPOCH = 1e9
-"""What a time is at least that counts the seconds since 1970, and not since the start."""
 CHUNK = 1 << 20
 EPOCHS = "epoch"
 """What counts the records of a file that has no usual name for it."""
@@ -56,6 +56,12 @@ class RowFile(LogSource):
 
     def counts_epochs(self) -> bool:
         return self._counter is not None
+
+    def counted(self) -> list[Counted]:
+        read = _Index(self.path, self._counter)
+        known = read.steps != trail.NONE
+        points = Numbers(read.steps[known], read.walls[known])
+        return [Counted(stream, points) for stream in self.streams()]
 
     @cached_property
     def _counter(self) -> str | None:
@@ -88,7 +94,7 @@ class RowFile(LogSource):
 
     def carried(self, carry: Carry) -> tuple[dict[Path, Rewrite | None], list[str]]:
         name = relative(self.path, self.root)
-        if self.path.name not in ROWS:
+        if not is_rows(name):
             return {}, [
                 f"{self.path} is not carried: only ckptsurgeon.yaml says that {name} is a log"
             ]
@@ -182,8 +188,8 @@ def _ending(path: Path, own: str | None = None) -> list[int]:
         end = file.read(END)
     if start > len(head):
         end = end.partition(b"\n")[2]
-    steps = [_point(each.item, own)[0] for each in _records(io.BytesIO(head + end), own)]
-    return [step for step in steps if step != trail.NONE]
+    steps = (signals.point(each.item, own)[0] for each in _records(io.BytesIO(head + end), own))
+    return [step for step in steps if step is not None]
 
 
 # --- records -------------------------------------------------------------------------------------
@@ -248,17 +254,6 @@ def _parsed(line: bytes) -> Mapping[str, Any]:
     return item if isinstance(item, dict) else {}
 
 
-def _point(item: Mapping[str, Any], own: str | None = None) -> tuple[int, float]:
-    """The step of a record, or `trail.NONE`, and its time, or NaN."""
-    named = signals.step_name([key for key in item if isinstance(key, str)], own)
-    step = signals.number(item[named]) if named is not None else None
-    if step is None or not math.isfinite(step) or not 0 <= step < 1 << 60:
-        return trail.NONE, math.nan
-    times = (signals.number(item.get(key)) for key in signals.TIMES)
-    wall = next((time for time in times if time is not None and time > EPOCH), math.nan)
-    return int(step), wall
-
-
 class _Index:
     """Where each record of a file ends, its step and its time; `header` says whether the first one
     names columns, and `strange` whether the file is no table and no JSON lines."""
@@ -274,9 +269,9 @@ class _Index:
                     end += len(record.line)
                     self.header |= record.header
                     named = not record.header
-                    step, wall = _point(record.item, own) if named else (trail.NONE, math.nan)
+                    step, wall = signals.point(record.item, own) if named else (None, math.nan)
                     ends.append(end)
-                    steps.append(step)
+                    steps.append(trail.NONE if step is None else step)
                     walls.append(wall)
         except csv.Error as error:
             raise DamagedFile(str(path), end, str(error), next=leave(path, "lines")) from None

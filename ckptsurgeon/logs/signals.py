@@ -7,6 +7,7 @@ examples, and DeepSpeed's monitor.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -53,6 +54,8 @@ STEPS = (
 """What counts updates in a table, in JSON and in printed lines, the name to take first."""
 TIMES = ("wall_time", "timestamp", "_timestamp", "time", "created_at")
 """The column with the time of a row, in seconds since 1970."""
+EPOCH = 1e9
+"""What a time is at least that counts the seconds since 1970, and not since the start."""
 
 
 def found(names: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
@@ -108,6 +111,16 @@ def step_name(names: Iterable[str], own: str | None) -> str | None:
         return exact
     last = {name.rpartition("_")[2]: known[name] for name in known if " " in known[name]}
     return next((last[name] for name in ("step", "iteration", "iter") if name in last), None)
+
+
+def point(item: Mapping[str, Any], own: str | None = None) -> tuple[int | None, float]:
+    """The number of a record by `step_name`, None without one, and its time since 1970, or NaN."""
+    named = step_name([key for key in item if isinstance(key, str)], own)
+    step = number(item[named]) if named is not None else None
+    if step is None or not math.isfinite(step) or not 0 <= step < 1 << 60:
+        return None, math.nan
+    times = (number(item.get(key)) for key in TIMES)
+    return int(step), next((time for time in times if time is not None and time > EPOCH), math.nan)
 
 
 def number(value: Any) -> float | None:

@@ -10,15 +10,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import Hint, again
+from ckptsurgeon.logs import signals
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts
+from ckptsurgeon.logs.origin import Numbers
 from ckptsurgeon.plans.edits import AnyChange, Content, Rewrite, relative
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.log_fields import LOGS
 from ckptsurgeon.transaction.home import EVENTS, PARTIAL
+
+Kind: TypeAlias = "tuple[str, tuple[str, ...]]"
 
 
 @frozen
@@ -38,6 +43,21 @@ class Stream:
         jumps = sorted(b - a for a, b in pairwise(steps) if b > a)
         each = jumps[len(jumps) // 2] if jumps else 1
         return cls(name, kind, steps[-1] if steps else None, each)
+
+
+@frozen
+class Counted:
+    """A log whose points are numbered alike: of event files those of tags that one `clock` counts,
+    its most frequent series. Where a store has several runs, `points` are of the newest."""
+
+    stream: Stream
+    points: Numbers
+    clock: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """What logs have in common that follow one another."""
+        return self.stream.kind, self.clock
 
 
 def leave(log: object, holds: str) -> Hint:
@@ -170,6 +190,19 @@ class LogSource(ABC):
         """The numbers of each point by name, in the order in which they were logged, where only the
         log itself can say them."""
         return iter(())
+
+    def counted(self) -> list[Counted]:
+        """What it holds, with all of its numbers. The whole log is read."""
+        import numpy as np
+
+        found = [signals.point(point) for point in self.points()]
+        known = [(step, wall) for step, wall in found if step is not None]
+        steps = np.array([step for step, _ in known], np.int64)
+        points = Numbers(steps, np.array([wall for _, wall in known], float))
+        streams = self.streams()
+        last = max(streams, key=lambda stream: stream.last or 0, default=None)
+        none = Numbers(points.steps[:0], points.walls[:0])
+        return [Counted(each, points if each is last else none) for each in streams]
 
     def note(self, step: int, text: str, when: float) -> list[AnyChange]:
         """A note at `step` that shows `text`, where this kind of log has a place for one."""

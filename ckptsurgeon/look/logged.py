@@ -19,7 +19,7 @@ from ckptsurgeon.logs.wandb import offline_run
 from ckptsurgeon.look.histories import histories
 from ckptsurgeon.run.attic import folders
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.home import ROWS, is_database, is_wandb, stored_run
+from ckptsurgeon.transaction.home import is_database, is_rows, is_wandb, stored_run
 
 SAYS = "--log FILE reads it, with --tag loss=NAME, and --step NAME for what counts steps"
 
@@ -71,7 +71,7 @@ def kept_by(run: Run, id: str, after: int) -> Branch:
     """The curves after step `after` in what surgery `id` keeps of logs that are no event files, as
     they were before it: those of the first log that has a loss there."""
     files = [path for folder in folders(run, id) for path in sorted(folder.rglob("*"))]
-    tables = [path for path in files if path.name in ROWS]
+    tables = [path for path in files if is_rows(str(path))]
     offline = [path for path in files if is_wandb(path.name)]
     databases = [path for path in files if is_database(path.name)]
     sources = [

@@ -6,18 +6,18 @@ What reads logs is imported where it is used: most surgeries leave them alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.hints import Hint, again, command
-from ckptsurgeon.operations.events import marks_of
+from ckptsurgeon.operations.events import marks_at
 from ckptsurgeon.operations.section import Changes
 from ckptsurgeon.plans.edits import AnyChange, Aside, Rewrite
 from ckptsurgeon.plans.log_fields import LOGS, TENSORBOARD
-from ckptsurgeon.run.log_numbers import not_known, tied
+from ckptsurgeon.run.log_numbers import doubtful, not_known, tied
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.home import PARTIAL
 
@@ -40,18 +40,11 @@ def logs(run: Run, source: Run, donor: Checkpoint, without: Hint) -> Changes:
     every step after the first one of a newer file. What can't be carried is named. Raises
     SurgeryError where it is not known which points of the source led to the step, with the hint
     `without`."""
-    from ckptsurgeon.logs.printed.families import late
-
     _refuse_shared(run, source, without)
-    number, behind = donor.state().step, late(source.format.name)
-
-    def marked(number: int) -> Marks:
-        marks = marks_of(donor, number, None)
-        return replace(marks, iteration=number - behind)
-
-    marks = marked(number)
+    number = donor.state().step
+    last = number + (source.logs.offset() or 0)
     found = tied(source, donor, source.log_sources(), number)
-    at = {log: marked(place) for log, place in found.at.items()}
+    at = {log: marks_at(place, donor, None) for log, place in found.at.items()}
     try:
         events = _events(run, source, at)
         others = _others(run, source, at)
@@ -59,7 +52,7 @@ def logs(run: Run, source: Run, donor: Checkpoint, without: Hint) -> Changes:
         look = command(
             "truncate-logs",
             "--after",
-            marks.iteration,
+            last,
             "--dry-run",
             run=str(source.root),
             why="what is not clear, and how to say it there",
@@ -68,8 +61,10 @@ def logs(run: Run, source: Run, donor: Checkpoint, without: Hint) -> Changes:
     told = [*events.warnings, *others.warnings]
     if found.unknown:
         told.append(f"not carried: {not_known(source, found.unknown)}")
+    if found.doubtful:
+        told.append(doubtful(donor.step, found.doubtful))
     if not events.files and not others.files:
-        none = f"{source.root} has no events up to step {marks.iteration}: no logs are copied"
+        none = f"{source.root} has no events up to step {last}: no logs are copied"
         return [], [none, *told]
     return [*events.changes, *others.changes], told
 

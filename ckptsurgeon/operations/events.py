@@ -22,8 +22,10 @@ from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange
 from ckptsurgeon.plans.log_fields import LOGS, TENSORBOARD
 from ckptsurgeon.plans.promise import Caveat
-from ckptsurgeon.run.log_numbers import Tied, cutting, not_known, tied
+from ckptsurgeon.run.beside import beside
+from ckptsurgeon.run.log_numbers import Place, Tied, cutting, doubtful, not_known, tied
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.home import ROWS
 from ckptsurgeon.transaction.receipts import standing
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ class TensorBoard(Section):
         if cut_at is None and not self.rename:
             return [], []
         changes, warnings = cut_or_rename(run, event_folders(run), self, cut_at, checkpoint)
-        return changes, [*linked(run), *warnings]
+        return changes, [*linked(run, checkpoint), *warnings]
 
 
 def cut_or_rename(
@@ -151,16 +153,14 @@ def cut_or_rename(
     branch = _branch(run, section.branch)
     if cut_at is not None and sources:
         from ckptsurgeon.logs.event_folder import of_all
-        from ckptsurgeon.logs.printed.families import late
         from ckptsurgeon.logs.source import Cut
 
-        found, behind = Tied(dict.fromkeys(sources, cut_at), []), 0
+        found = Tied(dict.fromkeys(sources, Place(cut_at, cut_at)), [], [])
         if section.after is None and checkpoint is not None:
-            found, behind = tied(run, checkpoint, sources, cut_at), late(run.format.name)
+            found = tied(run, checkpoint, sources, cut_at)
         keep = (section.keep_as or f"cut-{run.next_id()}") if section.keep else None
-        for source, number in found.at.items():
-            marks = marks_of(checkpoint, number, section.samples)
-            marks = replace(marks, iteration=number - behind)
+        for source, place in found.at.items():
+            marks = marks_at(place, checkpoint, section.samples)
             cut = Cut(marks, keep, section.salvage, branch, section.order, section.axes)
             made, sentences = source.cut(cut)
             changes += made
@@ -169,6 +169,10 @@ def cut_or_rename(
         if found.unknown and checkpoint is not None:
             text = f"not cut: {not_known(run, found.unknown)}; {cutting(run, checkpoint.step)}"
             field = TENSORBOARD if found.unknown[0].kind == TENSORBOARD else LOGS
+            warnings.append(Caveat(text, field, known=False))
+        if found.doubtful and checkpoint is not None:
+            field = TENSORBOARD if found.doubtful[0].kind == TENSORBOARD else LOGS
+            text = doubtful(checkpoint.step, found.doubtful)
             warnings.append(Caveat(text, field, known=False))
     if section.rename:
         from ckptsurgeon.logs.source import NewNames
@@ -193,7 +197,7 @@ def event_folders(run: Run) -> list[LogSource]:
     return [source for source in sources if isinstance(source, EventFolder)]
 
 
-def linked(run: Run) -> list[str]:
+def linked(run: Run, checkpoint: Checkpoint | None) -> list[str]:
     """What to know of log folders that nothing is done with."""
     links = [
         f"{link}/ is a link, so its event files stay as they are; name it in "
@@ -209,11 +213,31 @@ def linked(run: Run) -> list[str]:
         for name in run.logs.lacking()
     ]
     unnamed = [
-        f"{name} stays as it is, and may be a log by its {counts}: if it is one of this run, name "
-        f"it in ckptsurgeon.yaml: logs: [{name}]"
+        f"{name} stays as it is, and may be a log by its {counts}: "
+        + (
+            f"outside of a run only logs with these names are edited: {', '.join(ROWS)}"
+            if name.startswith("../")
+            else f"if it is one of this run, name it in ckptsurgeon.yaml: logs: [{name}]"
+        )
         for name, counts in run.logs.unnamed()
     ]
-    return [*lacking, *links, *others, *unnamed]
+    return [*lacking, *links, *others, *unnamed, *_beside(run, checkpoint)]
+
+
+def _beside(run: Run, checkpoint: Checkpoint | None) -> list[str]:
+    """What to know of logs beside the run that were written to since its step was saved."""
+    if checkpoint is None or run.bare:
+        return []
+    told, step = [], checkpoint.step
+    for path in beside(run.root, run.logs.roots(), checkpoint.state().saved_at):
+        name, own = f"../{path.name}", "tensorboard: [., ..]"
+        if path.is_dir():
+            name, own = f"{name}/", f"tensorboard: [., {name}]"
+        told.append(
+            f"{name} stays as it is, and was written to since step {step} was saved: if it is of "
+            f"this run, name its folder in ckptsurgeon.yaml: {own}"
+        )
+    return told
 
 
 def _renamed(run: Run, section: TensorBoard, counts: Sequence[Counts], by: str) -> list[str]:
@@ -246,6 +270,12 @@ def _branch(run: Run, files: Sequence[str]) -> list[str]:
                 f"branch: no event file is called {name}", next=f"the event files are: {some}"
             )
     return names
+
+
+def marks_at(place: Place, checkpoint: Checkpoint | None, samples: int | None) -> Marks:
+    """The counters of the step that a log has there, with the numbers that it has itself."""
+    marks = marks_of(checkpoint, place.step, samples)
+    return replace(marks, iteration=place.last, clocks=place.clocks)
 
 
 def marks_of(checkpoint: Checkpoint | None, step: int, samples: int | None) -> Marks:

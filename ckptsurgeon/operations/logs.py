@@ -127,7 +127,7 @@ class Logs(Section):
         if cut_at is None and not self.rename:
             return [], []
         sources = run.log_sources()
-        warnings = linked(run)
+        warnings = linked(run, checkpoint)
         if self.after is None and not self.rename:  # `tensorboard` has cut the others
             sources, warnings = sources[len(event_folders(run)) :], []
         elif events.after is not None or events.rename:

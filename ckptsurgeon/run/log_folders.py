@@ -140,6 +140,13 @@ class LogFolders:
         names = self.settings.get("tracker_runs", [])
         return [str(name) for name in (names if isinstance(names, list) else [names])]
 
+    def offset(self) -> int | None:
+        """By how much the number of a step's last update in its logs is more than that of the step,
+        as the settings or the format say; None where neither does."""
+        said = self.settings.get("log_offset")
+        own = self.format.log_offset if isinstance(self.format, LogsBeside) else None
+        return own if said is None else int(said)
+
     def _seen(self) -> LogFiles:
         branches = self.branches()
         folders: list[Path] = []
@@ -158,6 +165,14 @@ class LogFolders:
             databases += [here / name for name in sorted(filter(is_database, files))]
             if is_stored_run(here, inner, files):
                 stored.append(here)
+        paged = self.format.log_files if isinstance(self.format, LogsBeside) else ()
+        for named in (root.glob(each) for root in self.roots() for each in paged):
+            rows += [
+                path
+                for path in sorted(named)
+                if path.parent not in branches
+                and (path.is_relative_to(self.root) or is_log(str(path)))
+            ]
         trackers = _trackers(_own(databases))
         return LogFiles(list(dict.fromkeys(folders)), _own(rows), _own(runs), trackers, stored)
 
@@ -168,7 +183,7 @@ class LogFolders:
     def branches(self) -> set[Path]:
         """Folders that surgeries made for cut branches: no trainer writes there."""
         branches: set[Path] = set()
-        for receipt in receipts.read(self.root, mentioning=(EVENTS, *ROWS, ".wandb")):
+        for receipt in receipts.read(self.root, mentioning=(EVENTS, ".csv", ".jsonl", ".wandb")):
             if receipt.undoes is None and not _brings(receipt):
                 branches |= self._cut_branches(receipt)
         return branches
@@ -245,13 +260,13 @@ class LogFolders:
     def unnamed(self) -> list[tuple[str, str]]:
         """Files that may be logs by their lines, and are none by their names, each with what these
         count. Of MOST files, and of each its head and its end."""
-        known, branches = {*self._named_files()}, self.branches()
+        known, branches = {*self.by_kind().rows}, self.branches()
         paths: list[Path] = []
         for here, inner, files in self._walk():
             if strangers.tracker(here, inner, files) is not None:
                 inner.clear()
                 continue
-            if here in branches or not here.is_relative_to(self.root):
+            if here in branches:
                 continue
             names = (name for name in sorted(files) if name.endswith(MAY_BE) and name not in ROWS)
             paths += (path for path in _own(here / n for n in names) if path not in known)

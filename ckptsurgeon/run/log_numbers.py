@@ -7,7 +7,8 @@ that counts as the saved steps do ends with the newest of them, or before the ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -18,24 +19,21 @@ from ckptsurgeon.run.run import Run
 
 if TYPE_CHECKING:
     from ckptsurgeon.formats import Checkpoint
-    from ckptsurgeon.logs.source import LogSource, Stream
+    from ckptsurgeon.logs.source import Counted, Kind, LogSource, Stream
 
 UNWRITTEN, INTERVALS = 10, 4
 """Steps, and logged points, that may be missing at the end of a log: a writer of TensorBoard keeps
 ten events in memory, which a killed job loses, and a step is saved between two points."""
+SAVES = 32
+"""Saved steps, the newest, whose times are compared with those of the points."""
 
 
 def logged_at(run: Run, step: int, last: int, each: int = 1) -> int | None:
     """Where a log whose last point is at `last`, `each` steps after the one before it, has the
     saved `step`: at its number, or at the updates that it is after. None where the log ends with
-    neither of the newest step. Two that end alike are not told apart, but by a page that says what
-    is logged."""
+    neither of the newest step. Two that end alike are not told apart."""
     format, steps = run.format, run.steps()
-    if not isinstance(format, CountsSaves) or not steps:
-        return step
-    if format.logs_counter:
-        return format.updates(run.root, step)
-    if _ends_with(steps, last, each):
+    if not isinstance(format, CountsSaves) or not steps or _ends_with(steps, last, each):
         return step
     counts = [format.updates(run.root, saved) for saved in steps[-2:]]
     known = [count for count in counts if count is not None]
@@ -77,12 +75,23 @@ def said_after(run: Run, step: int, said: int) -> int:
 
 
 @frozen
-class Tied:
-    """The logs that have a step at a number that is known, each with it; and the others, by what
-    they hold."""
+class Place:
+    """Where a log has a step: at the number `step`, and its last point that leads there at `last`;
+    of tags that count something else, by their clock, at the number in `clocks`."""
 
-    at: dict[LogSource, int]
+    step: int
+    last: int
+    clocks: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+
+
+@frozen
+class Tied:
+    """The logs that have a step at a number that is known; the others, by what they hold; and
+    those whose point of that number may be of the next update."""
+
+    at: dict[LogSource, Place]
     unknown: list[Stream]
+    doubtful: list[Stream]
 
 
 def tied(run: Run, checkpoint: Checkpoint, sources: Sequence[LogSource], number: int) -> Tied:
@@ -92,34 +101,59 @@ def tied(run: Run, checkpoint: Checkpoint, sources: Sequence[LogSource], number:
     alone counts is no place to cut: it leaves out updates that overflowed. Epochs are steps only
     where the steps may be epochs."""
     known = not isinstance(run.format, CountsSaves) and checkpoint.numbered
-    streams = {each: each.streams() for each in sources if not known or each.counts_epochs()}
-    found = Tied(dict.fromkeys((each for each in sources if each not in streams), number), [])
-    ends: dict[str, Stream] = {}
-    for stream in (stream for of in streams.values() for stream in of):
-        other = ends.get(stream.kind)
-        if stream.last is not None and (other is None or stream.last > (other.last or 0)):
-            ends[stream.kind] = stream
-    step = checkpoint.step
-    own = run.format.counted(checkpoint) if isinstance(run.format, CountsSaves) else step
-    exact = {step, own}
-    places = {kind: _place(run, step, end.last or 0, end.each) for kind, end in ends.items()}
-    for source, of in streams.items():
-        at = next((places[stream.kind] for stream in of if stream.kind in places), number)
-        epochs = source.counts_epochs() and (known or at != step)
-        if all(stream.last is None for stream in of):
-            found.at[source] = number
-        elif at is None or at not in exact or epochs:
-            found.unknown.extend(of)
-        else:
-            found.at[source] = at
+    said = run.logs.offset()
+    found, step, own = Tied({}, [], []), checkpoint.step, checkpoint.state().step
+    logs: dict[LogSource, list[Counted]] = {}
+    kinds: dict[Kind, list[Counted]] = {}
+    for source in sources:
+        counted = source.counted() if not known or source.counts_epochs() else []
+        logs[source] = [log for log in counted if log.stream.last is not None]
+        for log in logs[source]:
+            kinds.setdefault(log.kind, []).append(log)
+    places = {kind: _place(run, step, alike, said or 0) for kind, alike in kinds.items()}
+    offsets: dict[Kind, int | None] = dict.fromkeys(kinds, said or 0)
+    if said is None and not known:
+        offsets = {kind: _offset(run, kinds[kind], at, step) for kind, at in places.items()}
+    for source, counted in logs.items():
+        ats = [places[log.kind] for log in counted]
+        epochs = source.counts_epochs() and (known or any(at != step for at in ats))
+        if epochs or any(at is None or at not in (step, own) for at in ats):
+            found.unknown.extend(log.stream for log in counted)
+            continue
+        at = next((at for at in ats if at is not None), number)
+        offset = next((offsets[log.kind] or 0 for log in counted), said or 0)
+        clocks = {log.clock: (places[log.kind] or 0) + (offsets[log.kind] or 0) for log in counted}
+        found.at[source] = Place(at, at + offset, clocks)
+        found.doubtful.extend(log.stream for log in counted if offsets[log.kind] is None)
     return found
 
 
-def _place(run: Run, step: int, last: int, each: int) -> int | None:
-    """Where a log that ends so has the step, also of a trainer that is known."""
+def _place(run: Run, step: int, logs: Sequence[Counted], offset: int) -> int | None:
+    """Where logs that follow one another have the step, also of a trainer that is known."""
+    end = max((log.stream for log in logs), key=lambda stream: stream.last or 0)
+    last = (end.last or 0) - offset
     if isinstance(run.format, CountsSaves):
-        return logged_at(run, step, last, each)
-    return step if _ends_with(run.steps(), last, each) else None
+        return logged_at(run, step, last, end.each)
+    return step if _ends_with(run.steps(), last, end.each) else None
+
+
+def _offset(run: Run, logs: Sequence[Counted], at: int | None, step: int) -> int | None:
+    """What is added to the number `at` of the step in such logs: -1 where they call the first
+    update 0. None where the point there may be of the step or of the next update."""
+    from ckptsurgeon.logs.origin import first_update, joined
+
+    points, steps = joined([log.points for log in logs]), run.steps()
+    apart = min((b - a for a, b in pairwise(steps)), default=0)
+    if at is None or at not in points.steps or (steps[0] == 0 and apart == points.each):
+        return 0  # a save at each point, and both counted from 0, are counted alike
+    saves = {}
+    for saved in steps[-SAVES:]:
+        number = saved if at == step else logged_at(run, saved, int(points.steps.max()))
+        if number is not None:
+            files = run.format.files(run.root, saved)
+            saves[number] = max((path.stat().st_mtime for path in files), default=0.0)
+    first = first_update(points, saves)
+    return None if first is None else first - 1
 
 
 def not_known(run: Run, logs: Sequence[Stream]) -> str:
@@ -130,6 +164,17 @@ def not_known(run: Run, logs: Sequence[Stream]) -> str:
     names = ", ".join(f"{log.name} (up to {log.last})" for log in logs)
     its = "its" if len(logs) == 1 else "their"
     return f"{names}: not known what {its} numbers count, as step {newest} is the newest{after}"
+
+
+def doubtful(step: int, logs: Sequence[Stream]) -> str:
+    """What to know of logs that may call the first update 0, and what cuts them then."""
+    names = ", ".join(dict.fromkeys(log.name for log in logs))
+    number = "its number" if len(logs) == 1 else "their number"
+    return (
+        f"{names}: not known whether the point at {number} of step {step} is of that step or of "
+        "the update after it, so it stays; log_offset in ckptsurgeon.yaml says it: -1 where the "
+        "first update is 0, 0 where it is 1"
+    )
 
 
 def cutting(run: Run, step: int) -> str:

@@ -40,7 +40,7 @@ class Run:
     """The run rooted at `root`, the folder of its checkpoints. Reads only; finds, never guesses.
 
     `settings` is the content of `ckptsurgeon.yaml` (name, tensorboard: [DIR], logs: [FILE],
-    relaunch: {command: [ARG]}, format: NAME or FILE), or empty."""
+    log_offset: NUMBER, relaunch: {command: [ARG]}, format: NAME or FILE), or empty."""
 
     root: Path
     format: Format

@@ -23,7 +23,7 @@ SETTINGS = "ckptsurgeon.yaml"
 """What the user says about a run: its name, its log folders, how its trainer is started."""
 SHOWN = (
     "name: TEXT, format: NAME or FILE, tensorboard: [DIR], logs: [FILE], tracker_runs: [RUN], "
-    "relaunch: {command: [ARG]}"
+    "log_offset: NUMBER, relaunch: {command: [ARG]}"
 )
 """Its keys, as they are written."""
 DESCRIBED = "describes a layout that is not known: docs/described.md"
@@ -134,7 +134,10 @@ def meant(start: Path) -> list[Hint]:
 
 def _settings(file: Path) -> dict[str, Any]:
     data = plain_yaml.read(file)
-    known = ("name", "tensorboard", "logs", "tracker_runs", "relaunch", "format", "optimizer")
+    known = (
+        "name", "tensorboard", "logs", "tracker_runs", "log_offset", "relaunch", "format",
+        "optimizer",
+    )  # fmt: skip
     for key in data:
         if key not in known:
             raise unknown_key(key, known, str(file))
@@ -150,6 +153,7 @@ def _settings(file: Path) -> dict[str, Any]:
                  all(map(_is_plain, logs if isinstance(logs, list) else [logs]))),
         "tracker_runs": ("a name or a list of names",
                          all(map(_is_plain, runs if isinstance(runs, list) else [runs]))),
+        "log_offset": ("a whole number", type(data.get("log_offset", 0)) is int),
         "relaunch": ("a mapping", isinstance(data.get("relaunch", {}), dict)),
     }  # fmt: skip
     for key, (kind, fits) in kinds.items():

@@ -18,6 +18,8 @@ EVENTS = "tfevents"
 """What the name of each event file has in it."""
 ROWS = ("metrics.csv", "metrics.jsonl", "trainer_log.jsonl")
 """Logs that are known by name alone: of Lightning, of many trainers, of LLaMA-Factory."""
+PAGED = re.compile(r"(?:.*/)?(?:summary\.csv|results\.csv|metrics/(?:[^/]+/){0,2}[^/]+\.jsonl)")
+"""The path of a log that pages here name: of timm, of Ultralytics YOLO, of fairseq2."""
 NOTE = ".ckptsurgeon"
 """How the name of the event file ends that holds a note."""
 PARTIAL = ".partial"
@@ -55,8 +57,13 @@ def is_log(name: str) -> bool:
     """Whether a file of this name, or path, is a log that a surgery may edit, or a folder of this
     name that of one run of a tracker."""
     last = name.rpartition("/")[2]
-    by_name = EVENTS in last or last in ROWS or is_wandb(last) or is_database(last)
+    by_name = EVENTS in last or is_rows(name) or is_wandb(last) or is_database(last)
     return by_name or is_stored(name) or is_wandb_run(last) or bool(STORED_RUN.fullmatch(last))
+
+
+def is_rows(name: str) -> bool:
+    """Whether a file with this path is a table or JSON lines, as its name alone tells."""
+    return name.rpartition("/")[2] in ROWS or PAGED.fullmatch(name) is not None
 
 
 def is_stored(path: str) -> bool:

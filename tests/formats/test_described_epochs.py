@@ -1,4 +1,5 @@
-"""Ultralytics YOLO: a page by epochs, with a copy that a restart loads and the best of them."""
+"""Ultralytics YOLO and timm: pages by epochs, with a copy that a restart loads and the best of
+them, and a table that has a row for each."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from ckptsurgeon import Run, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.surgery.fork import fork
-from tests.support.epoch_runs import UPDATES, ultralytics
+from tests.support.epoch_runs import UPDATES, timm, ultralytics
+from tests.support.own_runs import left
 from tests.support.snapshot import snapshot
-from tests.support.surgeries import take_back
+from tests.support.surgeries import operate, take_back
 
 CLASSES = ("torch.nn.modules.container.Sequential", "torch.nn.modules.linear.Linear")
 
@@ -29,6 +31,11 @@ def test_yolo_goes_back_to_its_best_epoch(tmp_path: Path) -> None:
     plan = surgery.plan(run, recipe, allow_globals=CLASSES)
     assert plan.promise is not None and "lr" in plan.promise.not_known
     surgery.apply(run, plan)
+    assert left(root / "results.csv") == [
+        1,
+        2,
+    ]  # it counts epochs from 1, and the checkpoints from 0
+    assert left(root / "cut-0001" / "results.csv") == [3, 4, 5]
     assert Run.open(root).latest() == 1 and not (root / "weights" / "epoch3.pt").exists()
     last = torch.load(root / "weights" / "last.pt", weights_only=False)
     assert last["epoch"] == 1 and last["updates"] == UPDATES
@@ -53,3 +60,18 @@ def test_its_rate_is_that_of_the_first_start(tmp_path: Path) -> None:
         surgery.plan(run, from_data({"set": {"lr": 1e-4}}), allow_globals=CLASSES)
     assert "train anew from the weights" in refused.value.next[0]
     assert "lr0=0.0001" in refused.value.next[0]
+
+
+def test_the_summary_of_timm_is_cut_with_its_epochs(tmp_path: Path) -> None:
+    root = timm(tmp_path / "train")
+    before = snapshot(root)
+    plan = operate(root, {"rollback": {"to": 1}})
+    assert left(root / "summary.csv") == [0, 1]
+    assert left(root / "cut-0001" / "summary.csv") == [2, 3]
+    again = surgery.plan(Run.open(root), from_data({"rollback": {"to": 1}}))
+    assert again.empty and not [each for each in (*plan.warnings, *again.warnings) if "csv" in each]
+    done = fork(
+        Run.open(root), 1, tmp_path / "branch", from_data({"logs": {"of": str(root)}}), "copy"
+    )
+    assert left(tmp_path / "branch" / "summary.csv") == [0, 1], done.warnings
+    take_back(root, before)

@@ -15,6 +15,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.support.epoch_trainers import FOLDER, UPDATES
 from tests.support.launch import run_module
+from tests.support.own_runs import left
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -78,6 +79,8 @@ def test_it_is_known_and_resumes_what_was_promised(root: Path, name: str) -> Non
     plan = operate(root, {"rollback": {"to": to}, "set": {"beta2": 0.9, "eps": 1e-6}})
     used = resumed(name, root)
     assert plan.promise is not None
+    if name == "timm":
+        assert left(root / "summary.csv") == list(range(to + 1))
     assert used["betas"] == [0.9, 0.9] and used["eps"] == 1e-6
     updates = (to + (name == "timm")) * UPDATES
     assert used["adam_step"] == plan.promise.adam_step == updates

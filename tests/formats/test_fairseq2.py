@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -143,8 +144,15 @@ def test_a_reset_is_what_it_loads(copied: Make) -> None:
 def test_what_it_logs_is_compared_and_cut(copied: Make) -> None:
     out = copied("cosine")
     run, log, events = out / "checkpoints", out / "logs" / "rank_0.log", out / "tb" / "train"
+    lines, before = out / "metrics" / "train.jsonl", (snapshot(out), snapshot(run))
+    operate(run, {"rollback": {"to": 4}})
+    take_back(run, before[1])
+    assert snapshot(out) == before[0]
     operate(run, {"rollback": {"to": 4}, "set": {"lr": 3e-4}})
-    assert (events / "cut-0001").is_dir()
+    assert [*events.glob("cut-*")]
+    (cut,) = lines.parent.glob("cut-*/train.jsonl")
+    for file, steps in ((lines, [1, 2, 3, 4]), (cut, [5, 6, 7, 8])):
+        assert [json.loads(line)["Step"] for line in file.read_text().splitlines()] == steps
     old = log.read_text()
     log.write_text("")
     train(out, 8)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from ckptsurgeon.look.logged import own
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.surgery.fork import fork
 from tests.support.event_logs import spiked, write_log
+from tests.support.own_runs import BEGAN, left, saved
 from tests.support.snapshot import snapshot
 from tests.support.surgeries import operate, take_back
 
@@ -28,8 +28,6 @@ files:
   "ckpt-{step}.pt": {optimizers: [[optimizer]]FIELDS}
 """
 COUNTED = ", fields: {iteration: [[updates]]}"
-LOGGED = "logged: [logged]\n"
-BEGAN = 1.7e9
 
 
 @dataclass(frozen=True)
@@ -78,45 +76,11 @@ class History:
 def trained(root: Path, told: History, points: Sequence[int] | None = None) -> Path:
     """What such a trainer leaves, and a log in it."""
     page = PAGE.replace("FIELDS", COUNTED if told.known == "counter" else "")
-    if told.known == "logged":
-        page += LOGGED
-    count = partial(told.count, told.logged)
-    saved(root, told.steps(), page, adam=told.known == "optimizer", logged=count)
+    saved(root, told.steps(), page, adam=told.known == "optimizer")
     numbers = told.points() if points is None else points
     log = root / "metrics.csv"
     log.write_text("step,loss\n" + "".join(f"{number},2.5\n" for number in numbers))
     return log
-
-
-def saved(
-    root: Path,
-    steps: Mapping[int, int],
-    page: str,
-    *,
-    adam: bool = True,
-    logged: Callable[[int], int] = int,
-) -> None:
-    """Each step, with its updates in the optimizer and beside it, and what a log counts of them."""
-    root.mkdir(parents=True)
-    (root / "own.yaml").write_text(page)
-    (root / "ckptsurgeon.yaml").write_text("format: own.yaml\n")
-    layer = torch.nn.Linear(2, 2)
-    kind = torch.optim.AdamW if adam else torch.optim.SGD
-    optimizer = kind(layer.parameters(), lr=1e-3)
-    layer(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    for number, updates in steps.items():
-        for state in optimizer.state.values():
-            state["step"].fill_(updates)
-        path = root / f"ckpt-{number}.pt"
-        held = {"optimizer": optimizer.state_dict(), "updates": updates, "logged": logged(updates)}
-        torch.save(held, path)
-        os.utime(path, (BEGAN + updates,) * 2)
-
-
-def left(log: Path) -> list[int]:
-    """The numbers that are still there."""
-    return [int(line.partition(",")[0]) for line in log.read_text().splitlines()[1:]]
 
 
 def named(plan: Plan) -> bool:
@@ -141,8 +105,6 @@ COUNTS = ["updates", "micro-batches", "samples", "epochs", "saves"]
 @example(History("updates", "micro-batches", saves=1, batches=2, each=3), 0)
 @example(History("updates", "epochs", epoch=24), 1)
 @example(History("saves", "epochs", epoch=12), 2)
-@example(History("updates", "micro-batches", "logged", saves=1, batches=2), 0)
-@example(History("updates", "micro-batches", "logged", batches=2, more=5), 0)
 @given(
     told=st.builds(
         lambda named, logged, known, saves, every, longer, batches, more, each: History(
@@ -150,7 +112,7 @@ COUNTS = ["updates", "micro-batches", "samples", "epochs", "saves"]
         ),
         st.sampled_from(["updates", "epochs", "saves"]),
         st.sampled_from(COUNTS),
-        st.sampled_from(["optimizer", "counter", "nothing", "logged"]),
+        st.sampled_from(["optimizer", "counter", "nothing"]),
         st.integers(1, 6),
         st.integers(2, 40),
         st.integers(1, 3),
@@ -163,8 +125,7 @@ COUNTS = ["updates", "micro-batches", "samples", "epochs", "saves"]
 def test_no_point_from_before_the_step_is_cut_and_none_from_after_it_stays_unnamed(
     tmp_path_factory: pytest.TempPathFactory, told: History, back: int
 ) -> None:
-    """Whatever steps and log count; and a log that counts as the steps do is cut, or one of which
-    the page says what it counts."""
+    """Whatever steps and log count; and a log that counts as the steps do is cut."""
     steps, points = told.steps(), told.points()
     assume(len(steps) == told.saves)  # an epoch has no two
     assume(told.each == 1 or 2 * told.each <= told.every)
@@ -175,7 +136,6 @@ def test_no_point_from_before_the_step_is_cut_and_none_from_after_it_stays_unnam
     surgery.apply(Run.open(log.parent), plan)
     if named(plan):
         assert log.read_bytes() == before
-        assert told.known != "logged"
         same = all(told.count(told.logged, after) == step for step, after in steps.items())
         assert not same or told.saves == 1
         return

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckptsurgeon.logs.printed.families import late
+from ckptsurgeon.formats.described.pages import shipped
 from tests.support import library_source
 
 pytestmark = [
@@ -91,4 +91,6 @@ def test_an_update_is_logged_at_the_step_before_it(tmp_path: Path) -> None:
         rows = [int(row["step"]) for row in csv.DictReader(file) if row["reduced_train_loss"]]
     log = EventAccumulator(str(folder)).Reload()
     points = [event.step for event in log.Scalars("reduced_train_loss")]
-    assert rows == points == [update - late("nemo") for update in range(1, STEPS + 1)]
+    offset = shipped("nemo").log_offset
+    assert offset == -1
+    assert rows == points == [update + offset for update in range(1, STEPS + 1)]

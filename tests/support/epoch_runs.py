@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,12 @@ def epochs(number: int) -> Iterator[tuple[int, torch.nn.Module, Any]]:
         yield epoch, model, adam
 
 
+def table(path: Path, head: str, numbers: Iterable[int]) -> None:
+    """A table of an epoch a row, by these numbers."""
+    rows = [[str(number)] + ["0.5"] * head.count(",") for number in numbers]
+    path.write_text("\n".join([head, *(",".join(row) for row in rows), ""]))
+
+
 def open_clip(root: Path) -> Path:
     """`main` of open_clip_train, open_clip_torch 3.3.0, with --save-most-recent."""
     root.mkdir(parents=True)
@@ -39,8 +45,10 @@ def open_clip(root: Path) -> Path:
 
 
 def timm(root: Path) -> Path:
-    """`CheckpointSaver.save_checkpoint` of timm 1.0.31, with its hard links; epoch 1 was best."""
+    """`CheckpointSaver.save_checkpoint` of timm 1.0.31, with its hard links, and `update_summary`;
+    epoch 1 was best."""
     root.mkdir(parents=True)
+    table(root / "summary.csv", "epoch,train_loss,eval_top1,lr", range(4))
     last = root / "last.pth.tar"
     for epoch, model, adam in epochs(4):
         for group in adam.param_groups:
@@ -57,10 +65,12 @@ def timm(root: Path) -> Path:
 
 def ultralytics(root: Path) -> Path:
     """`BaseTrainer.save_model` of ultralytics 8.4.190 with save_period=3: the model is one object,
-    and what an optimizer has is of 16 bits."""
+    and what an optimizer has is of 16 bits. `save_metrics` counts epochs from 1, and these from 0.
+    """
     folder = root / "weights"
     folder.mkdir(parents=True)
     (root / "args.yaml").write_text("epochs: 9\n")
+    table(root / "results.csv", "epoch,time,train/box_loss,lr/pg0", range(1, 6))
     for epoch, model, adam in epochs(5):
         for group in adam.param_groups:
             group["initial_lr"] = 1e-3

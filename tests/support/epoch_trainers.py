@@ -51,7 +51,7 @@ def timm(root: Path, resume: bool, words: list[str]) -> None:
     from timm.models import resume_checkpoint
     from timm.optim import create_optimizer_v2
     from timm.scheduler import create_scheduler_v2
-    from timm.utils import CheckpointSaver
+    from timm.utils import CheckpointSaver, update_summary
 
     root.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
@@ -72,6 +72,8 @@ def timm(root: Path, resume: bool, words: list[str]) -> None:
             model(torch.rand(3, 4)).square().mean().backward()
             adam.step()
         schedule.step(epoch + 1)
+        metric = {"loss": abs(epoch - 1.2)}
+        update_summary(epoch, metric, metric, root / "summary.csv", lr=adam.param_groups[0]["lr"])
         saver.save_checkpoint(epoch, metric=-abs(epoch - 1.2))
 
 

@@ -103,24 +103,23 @@ class Pointer:
 
 @frozen
 class Description:
-    """One trainer. `number` leads to the step in a file whose name has none, `logged` to what its
-    logs count where they do not count steps; `last` are copies of a step, or links to one, and what
-    a restart loads; `pointer` is a text file that names a step.
+    """One trainer. `number` leads to the step in a file whose name has none; `last` are copies of a
+    step, or links to one, and what a restart loads; `pointer` is a text file that names a step.
     Where a step is a folder, `within` says which, and in which of its files the number is.
 
     `witness` names the library whose loader has resumed an edited checkpoint in a test; without it
     every plan says that none was asked. `logs` says by the name of the run's folder where its event
-    files are. A file named as a step and `unfinished` marks what the trainer does not resume; it is
-    inside of the step where `unfinished` begins with a slash. `in_a_bucket` and `in_a_fork` are
-    notes for a run in one. `anew` are settings of the param groups that the trainer makes itself at
-    each start, and where."""
+    files are, `log_files` which other files there are logs, and `log_offset` by how much the number
+    of a step's last update in the logs is more than that of the step. A file named as a step and
+    `unfinished` marks what the trainer does not resume; it is inside of the step where `unfinished`
+    begins with a slash. `in_a_bucket` and `in_a_fork` are notes for a run in one. `anew` are
+    settings of the param groups that the trainer makes itself at each start, and where."""
 
     name: str
     files: Mapping[FilePattern, Content]
     source: str = ""
     witness: str = ""
     number: KeyPath = ()
-    logged: KeyPath = ()
     within: Within | None = None
     last: tuple[FilePattern, ...] = ()
     pointer: Pointer | None = None
@@ -128,6 +127,8 @@ class Description:
     in_a_bucket: str = ""
     in_a_fork: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
+    log_files: tuple[str, ...] = ()
+    log_offset: int | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     anew: Mapping[str, str] = field(default_factory=dict)
 
@@ -189,7 +190,6 @@ class Description:
             source=str(data.get("source", "")),
             witness=str(data.get("witness", "")),
             number=number,
-            logged=page.path(data.get("logged", []), "logged"),
             within=within,
             last=tuple(
                 page.pattern(text, folder=any(item.loader for item in contents.values()))
@@ -200,6 +200,8 @@ class Description:
             in_a_bucket=str(data.get("in_a_bucket", "")),
             in_a_fork=str(data.get("in_a_fork", "")),
             logs={k: str(v) for k, v in page.mapping(data.get("logs", {}), "logs").items()},
+            log_files=tuple(map(page.below, page.items(data.get("log_files", []), "log_files"))),
+            log_offset=page.whole(data.get("log_offset"), "log_offset"),
             options={key: str(text) for key, text in options.items()},
             anew=page.anew(data.get("anew", {}), contents),
         )
@@ -241,6 +243,16 @@ class _Page:
             what = f"more than {ANY_FOLDERS} folders of any name above the step"
             raise self.wrong(key, f"has {str(text)[:60]!r}: {what}")
         return FilePattern(str(text), folder)
+
+    def below(self, text: Any) -> str:
+        if not isinstance(text, str) or not all(text.split("/")) or ".." in text.split("/"):
+            raise self.wrong("log_files", f"has {text!r}, which is no path below the log folder")
+        return text
+
+    def whole(self, value: Any, key: str) -> int | None:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise self.wrong(key, "is no whole number")
+        return value
 
     def pointer(self, value: Any, contents: Mapping[FilePattern, Content]) -> Pointer:
         data = self.mapping(value, "pointer")

@@ -11,7 +11,6 @@ from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.one_look import once
-from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
@@ -22,7 +21,6 @@ from ckptsurgeon.formats.described.name_pattern import NamePattern
 from ckptsurgeon.formats.described.reading import opened
 from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
-from ckptsurgeon.formats.fields.understood import is_count
 from ckptsurgeon.formats.fields.values import Rival
 from ckptsurgeon.formats.layout import CountsSaves, Paged, leads_out, outside
 from ckptsurgeon.formats.megatron.dist import common_state
@@ -203,6 +201,16 @@ class Described(DescribedSteps, Paged):
         named = self.description.logs.get(run.name)
         return (".",) if named is None else (named,)
 
+    @property
+    def log_files(self) -> Sequence[str]:
+        """As the page says."""
+        return self.description.log_files
+
+    @property
+    def log_offset(self) -> int | None:
+        """As the page says."""
+        return self.description.log_offset
+
     def idle_paths(self, run: Path, step: int) -> list[str]:
         """Of each file pattern, by dots."""
         shards, contents = self._shards(run, step), self.description.files
@@ -274,21 +282,7 @@ class Described(DescribedSteps, Paged):
 
 class OwnPage(Described, CountsSaves):
     """The format of a page that somebody wrote, or that goes by epochs: its steps may count these,
-    and its trainer log anything. What it logs by may be named."""
-
-    @property
-    def logs_counter(self) -> bool:
-        """By its page."""
-        return bool(self.description.logged)
-
-    def counted(self, checkpoint: Checkpoint) -> int:
-        """What `logged` leads to, where a page has it."""
-        keys = self.description.logged
-        if not keys or not isinstance(checkpoint, DescribedCheckpoint):
-            return super().counted(checkpoint)
-        trees = (tree for tree in checkpoint.trees.values() if list(expanded(tree, keys)))
-        numbers = (get(tree, keys) for tree in trees)
-        return next((number for number in numbers if is_count(number)), checkpoint.step)
+    and its trainer log anything."""
 
 
 def _contents(

@@ -74,18 +74,6 @@ def families(format: str, own: bool = False) -> Sequence[Family]:
     return (BUNDLED,) if own else FAMILIES.get(format) or every()
 
 
-def late(format: str) -> int:
-    """How many steps behind the updates that its logs tell of are those of a format's trainer: the
-    points up to the checkpoint of step N are at N less so many. NeMo 2 logs by Lightning, and gives
-    it the step that it has before the update (`megatron_strategy.py`, 2.7), and LitGPT's pretrain
-    the number of the micro-batch from 0 (`pretrain.py`, 0.5.13)."""
-    if format == "litgpt":
-        return 1
-    if format.startswith("composer"):
-        return composer.LATE
-    return lightning.LATE if format.startswith(("lightning", "nemo")) else 0
-
-
 def every() -> Sequence[Family]:
     """All families, for a file that no run is known of: their lines are told apart by their form.
     Megatron's is also the bundled trainer's."""

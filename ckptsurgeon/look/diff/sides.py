@@ -97,7 +97,7 @@ class Side:
         logs = self.run.logs
         folders = (folder for folder in sorted(logs.branches()) if folder.is_dir())
         below = (path for folder in folders for path in sorted(folder.iterdir()))
-        cut = (path for path in below if is_log(path.name))
+        cut = (path for path in below if is_log(str(path)))
         paths = (*logs.all(), *cut)
         return {self.run.relative(path): Version(path) for path in paths}
 
