@@ -279,9 +279,17 @@ def _read_back(run: Run) -> str:
     return f"{command('verify', '--tb', shown)} reads what it logs"
 
 
-def show(run: Run, plan: Plan, common: Common, then: Hint = "", *, brief: bool = False) -> None:
+def show(
+    run: Run,
+    plan: Plan,
+    common: Common,
+    then: Hint = "",
+    *,
+    brief: bool = False,
+    verbose: bool = False,
+) -> None:
     """Print a plan, that it can't be applied now if that is so, and with `then` the command that
-    applies it."""
+    applies it; with `verbose`, or -v of an edit, what is done to each file, too."""
     notes = [f"{alive}; apply refuses until it is gone"] if (alive := run.trainer()) else []
     outside = sorted({str(PurePosixPath(file).parent) for file in outside_of_the_run(plan.edits)})
     if outside:
@@ -295,7 +303,7 @@ def show(run: Run, plan: Plan, common: Common, then: Hint = "", *, brief: bool =
     redone = done.get(undone.undoes or "") if undone is not None else None
 
     def text() -> str:
-        files = isinstance(common, Editing) and common.verbose
+        files = verbose or (isinstance(common, Editing) and common.verbose)
         look = common.style
         shown = report.plan(plan, run.name, look, undone, redone, brief=brief, files=files)
         return report.with_apply(shown, then) if then and not plan.empty else shown

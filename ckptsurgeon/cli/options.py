@@ -42,6 +42,7 @@ AllowGlobal = Annotated[
         help="Accept this global (module.name) in shards; repeatable.",
     ),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every change, and each file.")]
 
 
 NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
@@ -190,9 +191,7 @@ class Editing(Common):
         bool,
         typer.Option("--relaunch", help="Start the trainer afterwards and check its first line."),
     ] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show every change, and each file.")
-    ] = False
+    verbose: Verbose = False
     jobs: Jobs = None
     allow_global: AllowGlobal = None
     no_tb_note: Annotated[

@@ -21,7 +21,7 @@ from ckptsurgeon.cli.carry_out import (
     unless_late,
 )
 from ckptsurgeon.cli.on import Computed
-from ckptsurgeon.cli.options import AllowGlobal, Common, Editing, Jobs, shown_first
+from ckptsurgeon.cli.options import AllowGlobal, Common, Editing, Jobs, Verbose, shown_first
 from ckptsurgeon.errors import InterruptedSurgery, SurgeryError, UsageError
 from ckptsurgeon.hints import DRY_RUN, again, command
 from ckptsurgeon.operations.completion import surgeries, undone
@@ -53,6 +53,7 @@ def plan(
     why: Annotated[
         str | None, typer.Option("--why", metavar="TEXT", help="The reason, which `log` shows.")
     ] = None,
+    verbose: Verbose = False,
     jobs: Jobs = None,
     allow_global: AllowGlobal = None,
     *,
@@ -83,7 +84,7 @@ def plan(
         words += [f"--why={why}"] if why is not None else []
         words += [f"--allow-global={name}" for name in allow_global or ()]
     then = command("apply", *words, real=True)
-    show(run, new_plan, common, then)
+    show(run, new_plan, common, then, verbose=verbose)
     if exit_code and not new_plan.empty:
         raise typer.Exit(3)
 

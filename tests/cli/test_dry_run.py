@@ -11,6 +11,7 @@ import pytest
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.support.snapshot import snapshot
+from tests.support.tiny_run import make_run
 
 LABEL = "  apply    "
 
@@ -57,6 +58,22 @@ def test_the_last_line_is_the_command_that_does_it(
     assert last(shown.stdout) == f"ckptsurgeon {wanted}"
     done = surgeon(*shlex.split(wanted), "--yes")
     assert done.exit_code == 0 and LABEL not in done.stdout, done.stderr
+
+
+def test_a_plan_and_its_dry_run_are_one_text(surgeon: Surgeon, tmp_path: Path) -> None:
+    """With each word for how much of it is shown, typed before or after the recipe."""
+    root, recipe = make_run(tmp_path / "run", (2, 4)), tmp_path / "recipe.yaml"
+    recipe.write_text("{rollback: {to: 2}, set: {lr: 5e-4}}\n")
+    shown = []
+    for more in ([], ["-v"], ["--verbose"], ["-q"], ["--json"]):
+        there, back = ([*more, recipe, "-C", root], [recipe, "-C", root, *more])
+        told = [surgeon(*words) for words in (["plan", *there], ["apply", "-n", *back])]
+        assert [each.exit_code for each in told] == [0, 0], told[0].stderr
+        one, other = (each.stdout.rpartition(LABEL)[0] or each.stdout for each in told)
+        assert one == other
+        shown.append(one)
+    assert "files  " in shown[1] and "files  " not in shown[0]
+    assert shown[1] == shown[2] and shown[3] == ""
 
 
 def test_of_an_attic_and_a_surgery_to_undo(
