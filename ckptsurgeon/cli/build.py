@@ -91,7 +91,7 @@ def command(function: Callable[..., None], command_name: str) -> Callable[..., N
         with (
             at_hand(common, command_name, given) as given[named],
             one_look(),
-            as_typed(types) if isinstance(common, OneLiner) else nullcontext(),
+            as_typed(command_name, types) if isinstance(common, OneLiner) else nullcontext(),
         ):
             given |= {name: given[named].step(given[name]) for name in steps}
             made = {

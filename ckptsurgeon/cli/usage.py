@@ -14,8 +14,8 @@ from ckptsurgeon.cli.values import NoSuchCommand, Refused, Unexpected
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import Hint, again, command, shell
 
-KEY = re.compile(r"`[a-z_]+\.([A-Za-z_]\w*)`")
-"""A key of a recipe, as errors name it."""
+KEY = re.compile(r"`((?:[a-z_]+\.)*[A-Za-z_]\w*)`|\bset\.([a-z_]\w*)")
+"""A key of a recipe, as errors name it, by itself or in its section; and in a list of keys."""
 PAIR = re.compile(r"[a-z_]\w*=.+")
 STEP = re.compile(r".*\d|latest")
 NEGATIVE = re.compile(r"-(\d|\.\d)\S*")
@@ -45,27 +45,34 @@ REMEDIES: dict[int, Hint] = {
 
 
 @contextlib.contextmanager
-def as_typed(parameters: Mapping[str, Any]) -> Iterator[None]:
+def as_typed(name: str, parameters: Mapping[str, Any]) -> Iterator[None]:
     """Let an error name what was typed, as `--params`, and not the key of the recipe that it stands
-    for, as `graft.params`. `parameters` are those of the command, with their types."""
+    for, as `graft.params`. `parameters` are those of the command `name`, with their types."""
     try:
         yield
     except UsageError as error:
-        error.what = _typed(error.what, parameters)
+        error.what = _typed(error.what, name, parameters)
         error.hints = tuple(
-            _typed(hint, parameters) if isinstance(hint, str) else hint for hint in error.hints
+            _typed(hint, name, parameters) if isinstance(hint, str) else hint
+            for hint in error.hints
         )
         raise
 
 
-def _typed(text: str, parameters: Mapping[str, Any]) -> str:
+def _typed(text: str, command_name: str, parameters: Mapping[str, Any]) -> str:
     def name(match: re.Match[str]) -> str:
-        for info in get_args(parameters.get(match[1]))[1:]:
-            shown = info.metavar if info.__class__.__name__ == "ArgumentInfo" else info.default
-            if isinstance(shown, str):  # where Typer keeps the first name of an option
-                word = re.sub(r"[\[\].]", "", shown)
-                return "the argument" if "|" in word else word
-        return f"`{match[1]}`"
+        if match[2]:
+            return match[2]
+        keys = match[1].split(".")
+        for key in reversed(keys):
+            for info in get_args(parameters.get(key))[1:]:
+                shown = info.metavar if info.__class__.__name__ == "ArgumentInfo" else info.default
+                if isinstance(shown, str):  # where Typer keeps the first name of an option
+                    word = re.sub(r"[\[\].]", "", shown)
+                    return "the argument" if "|" in word else word
+        if keys == [command_name.replace("-", "_")]:
+            return f"`{command_name}`"
+        return f"`{keys[-1]}`"
 
     return KEY.sub(name, text)
 

@@ -23,7 +23,7 @@ from ckptsurgeon.operations import completion
 from ckptsurgeon.operations.fields import Fields
 from ckptsurgeon.operations.fresh_state import renewed
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
-from ckptsurgeon.operations.key import Key
+from ckptsurgeon.operations.key import Key, unknown_value
 from ckptsurgeon.operations.known_optimizer import knowing
 from ckptsurgeon.operations.place_changes import of_column
 from ckptsurgeon.operations.rewarm import Hold, Ramp, Rewarm, window
@@ -69,13 +69,17 @@ class Reset(Section):
         only, params = self.moments.only, self.moments.params
         if (only or params) and "moments" not in self.reset:
             raise UsageError(
-                "`moments` narrows a reset, but the recipe resets no moments",
-                next="reset: [moments]",
+                f"`moments.{'only' if only else 'params'}` narrows a reset of the moments, and "
+                "they are not reset",
+                next=command("reset", "moments", why="in a recipe reset: [moments]"),
             )
         if only == "exp_avg_sq":
             raise UsageError(
                 "exp_avg_sq can't be reset alone: the next update would be up to 79,500 times lr",
-                next="reset moments, or reset moments --only exp_avg",
+                next=(
+                    command("reset", "moments"),
+                    command("reset", "moments", "--only", "exp_avg"),
+                ),
             )
 
     def title(self, run: Run, step: int) -> list[str]:
@@ -245,8 +249,13 @@ def _loss_scale(run: Run, checkpoint: Checkpoint) -> list[AnyChange]:
 
 
 def states_of(names: Sequence[str]) -> list[str]:
-    """`loss-scale`, as it is typed, as it stands in a recipe; also two, joined by a comma."""
-    return [part.strip().replace("-", "_") for name in names for part in name.split(",")]
+    """`loss-scale`, as it is typed, as it stands in a recipe; also two, joined by a comma. Raises
+    UsageError for another word."""
+    typed = [part.strip() for name in names for part in name.split(",")]
+    for state in typed:
+        if state.replace("_", "-") not in completion.STATES:
+            raise unknown_value(state, completion.STATES, "reset")
+    return [state.replace("-", "_") for state in typed]
 
 
 def reset(

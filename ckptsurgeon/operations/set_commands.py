@@ -12,6 +12,7 @@ import typer
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay, scalar
 from ckptsurgeon.hints import command
+from ckptsurgeon.operations import fields
 from ckptsurgeon.operations.completion import run_of
 from ckptsurgeon.operations.group_settings import GroupSettings
 from ckptsurgeon.operations.hyperparameters import Hyperparameters
@@ -91,7 +92,10 @@ def _restarted(section: Hyperparameters) -> RewarmSchedule:
             "a schedule that starts again needs its peak, warm-up and decay",
             next=command("set-lr", "3e-4", "--restart", "--warmup", "500", "--decay", "20000"),
         )
+    section.check_values()
     names = {"lr": "to", "decay_style": "shape"}
+    peak = fields.converted(float, section.lr, "lr")  # by the name that was typed
+    fields.keys(RewarmSchedule)["to"].check("lr", peak)
     return RewarmSchedule.build({names.get(k, k): v for k, v in section.given().items()})
 
 

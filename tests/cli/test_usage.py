@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from ckptsurgeon.cli.build import build
-from ckptsurgeon.cli.commands import commands
+from ckptsurgeon.cli.commands import commands, examples
 from ckptsurgeon.cli.options import LogOneLiner
 from ckptsurgeon.operations import Operation
 from tests.cli.conftest import Surgeon
-from tests.conftest import Trained
 from tests.support.launch import REPO
+from tests.support.tiny_run import make_run
 
 WRONG: dict[str, tuple[list[str], str]] = {
     "command": (["staus"], "next: ckptsurgeon status"),
@@ -33,7 +35,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "not a pair": (["set", "beta2", "--print-recipe"], "is not KEY=VALUE"),
     "a bare key": (["set", "beta2"], "error: 'beta2' is not KEY=VALUE"),
     "betas": (["set", "betas=0.9,0.95"], "did you mean `beta1` and `beta2`?"),
-    "no near key": (["set", "foo=1"], "set.rampup, and what your optimizer's param groups hold"),
+    "no near key": (["set", "foo=1"], "rampup, and what your optimizer's param groups hold"),
     "no near value": (["precision", "fp8"], "next: one of: bf16, fp32"),
     "a value of few": (["swap-optimizer", "lion"], "error: the argument is 'lion'"),
     "two pairs of one option": (
@@ -80,24 +82,41 @@ def test_wrong_usage_is_three_lines(surgeon: Surgeon, name: str) -> None:
     assert result.exit_code == 2
 
 
-@pytest.mark.thinned(3)
+KEY = re.compile(r"`([a-z_]\w*(?:\.\w+)*)`|\b(set\.\w+)")
+OFFERED = re.compile(r"next: (?:did you mean `(.*)`|one of: (.*))")
+IN_A_RECIPE = ("by a recipe", "in a recipe")
+"""What a hint says before a key that stands in a recipe alone."""
+
+
 @pytest.mark.parametrize(
     "name", [row.name for row in commands().values() if isinstance(row.place, Operation)]
 )
+@pytest.mark.thinned(3)
 @pytest.mark.long
-def test_no_error_of_a_one_line_command_names_a_key_of_a_recipe(
-    surgeon: Surgeon, trained: Trained, name: str
+def test_an_error_of_a_one_line_command_names_what_it_takes(
+    surgeon: Surgeon, tmp_path: Path, name: str
 ) -> None:
-    """Each of its own arguments and options, with what none of them takes."""
-    row, root = commands()[name], trained()
+    """Wrong words in each place of its examples, and in each of its own options: no key of a recipe
+    is named, and each word that is offered in place of a wrong one is taken."""
+    row, root = commands()[name], make_run(tmp_path / "run", (2, 4))
+    typed = [shlex.split(each)[2:] for each in examples(row.function())]
+    places = [(words[:at], "", words[at + 1 :]) for words in typed for at in range(len(words))]
     shared = {item.name for item in dataclasses.fields(LogOneLiner)}
     for parameter in build(row).params:
-        for value in ("nosuch", "-3") if parameter.name not in shared else ():
-            option = parameter.opts[0]
-            words = [f"{option}={value}"] if option.startswith("-") else ["--", value]
-            said = surgeon(name, "-n", *words, CKPTSURGEON_RUN=str(root)).stderr
-            keys = re.findall(r"`[a-z_]+\.[a-z_]\w*`", said.partition("untouched:")[0])
-            assert keys == [], (words, said)
+        if parameter.name not in shared and parameter.opts[0].startswith("-"):
+            places += [(words, f"{parameter.opts[0]}=", []) for words in [[], *typed]]
+    for (before, option, after), wrong in product(places, ("nosuch", "-3", "moment", "loss_scal")):
+        words = [*before, option + wrong, *after]
+        said = surgeon(name, *words, "-n", "-C", root).stderr
+        error = said.partition("\n")[0]
+        offered = OFFERED.search(said) if wrong in error else None
+        if not any(text in said for text in IN_A_RECIPE):
+            named = {"".join(each) for each in KEY.findall(OFFERED.sub("", said))}
+            typed_keys = {word.partition("=")[0] for word in words}
+            assert named <= {name, "show", *typed_keys}, (words, said)
+        for right in "".join(offered.groups("")).split(", ") if offered else ():
+            again = surgeon(name, *before, option + right, *after, "-n", "-C", root)
+            assert error != again.stderr.replace(right, wrong).partition("\n")[0], (words, right)
 
 
 def test_a_python_that_lacks_what_it_needs_is_told(tmp_path: Path) -> None:

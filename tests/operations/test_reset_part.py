@@ -65,7 +65,7 @@ def test_what_can_not_be_reset_in_part_is_refused(trained: Trained) -> None:
         part(only="exp_avg_sq")
     with pytest.raises(UsageError, match=r"`moments\.only` is 'exp_av'"):
         part(only="exp_av")
-    with pytest.raises(UsageError, match="narrows a reset, but the recipe resets no moments"):
+    with pytest.raises(UsageError, match="narrows a reset of the moments, and they are not reset"):
         from_data({"moments": {"only": "exp_avg"}})
     with pytest.raises(UsageError, match="unterminated"):
         part(params="[a")
