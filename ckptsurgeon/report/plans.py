@@ -238,7 +238,7 @@ def _restored(receipt: Receipt, whole: bool = True) -> str:
     if receipt.undoes is None:
         return ""
     what = "the run is" if receipt.steps and whole else "what it changed is"
-    but = ", but for the files that were changed since" if receipt.restored == CHANGED else ""
+    but = ", but for files taken or left as they are" if receipt.restored == CHANGED else ""
     return f"; {what} {_RESTORED.get(receipt.restored, _RESTORED[''])} {receipt.undoes}{but}"
 
 

@@ -60,18 +60,18 @@ def plan_restore(
         )
     whole = receipt
     receipt, left, anew = without_saved_again(run, receipt, found, as_they_are=as_they_are)
-    restored, changed = kept.compared(run.root, receipt.id, receipt.inverse, found)
-    names = first_few(changed)
-    if changed and not as_they_are:
-        raise SurgeryError(
-            f"{names}: changed since surgery {receipt.id}, or copied without their times: whether "
-            "they are what they were before it is not known",
-            next=(
-                "put it back from a copy of the run, with its time (cp -p)",
-                again("--as-they-are", why="takes them as they are now"),
-            ),
-        )
-    warnings = [f"changed since {receipt.id}, and taken as they are: {names}"] if changed else []
+    known = kept.compared(run.root, receipt.id, receipt.inverse, found)
+    if not as_they_are:
+        _refuse_changed(receipt.id, known)
+    restored = known.verdict
+    warnings = []
+    if known.changed:
+        names = first_few(known.changed)
+        warnings.append(f"changed since {receipt.id}, and taken as they are: {names}")
+    if known.copied:
+        names = first_few(known.copied)
+        what = f"written since {receipt.id}, or copied without their times"
+        warnings.append(f"{what}, and taken as they are: {names}")
     if left:
         restored = kept.CHANGED
     left_since = sorted({*whole.steps} - {*run.steps()})
@@ -116,6 +116,28 @@ def plan_restore(
         saved=tuple(run.steps()),
         sizes=run.logs.sizes(),
     )
+
+
+def _refuse_changed(id: str, known: kept.Compared) -> None:
+    """Raise SurgeryError where surgery `id` would not be taken back byte for byte, or nobody knows
+    whether it would."""
+    back = "put it back from a copy of the run, with its time (cp -p)"
+    if known.changed:
+        what = f"{first_few(known.changed)}: changed since surgery {id}"
+    elif len(known.copied) > 1 and not known.dated:
+        what = (
+            f"none of the {len(known.copied)} files to bring back has the time that surgery {id} "
+            "kept of it, as in a copy of a run: whether their bytes are the same is not known"
+        )
+        back = "if this is a copy: copy the run again, with its times (cp -a)"
+    elif known.copied:
+        what = (
+            f"{first_few(known.copied)}: written since surgery {id}, or copied without its time: "
+            "whether it is what it was before is not known"
+        )
+    else:
+        return
+    raise SurgeryError(what, next=(back, again("--as-they-are", why="takes them as they are now")))
 
 
 def _inverse(

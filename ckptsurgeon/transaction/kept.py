@@ -14,6 +14,7 @@ import os
 import stat
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +90,32 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-def compared(
-    root: Path, id: str, inverse: Iterable[Inverse], found: Found
-) -> tuple[str, list[str]]:
-    """Whether what the `inverse` of surgery `id` brings back is what that took away: SAME, UNKNOWN
-    where nothing says so, or CHANGED, with the files that came, went or were written to."""
+@dataclass(frozen=True)
+class Compared:
+    """What an undo finds of the files that it brings back: those that were `changed`, as they came,
+    went, or have another size or sha256; and those of the same size that were written since or
+    `copied` without their times, of which nothing more is known. `dated` is whether another one
+    still has the time that was kept of it; of some an older ckptsurgeon kept nothing (`unknown`).
+    """
+
+    changed: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
+    dated: bool = False
+    unknown: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """SAME, UNKNOWN or CHANGED."""
+        return CHANGED if self.changed else UNKNOWN if self.copied or self.unknown else SAME
+
+
+def compared(root: Path, id: str, inverse: Iterable[Inverse], found: Found) -> Compared:
+    """What surgery `id` took away, and the `inverse` brings back, held against what was kept of
+    it."""
     known = read(root / record_file(id))
     names = sorted(known)
-    unknown = False
-    changed: list[str] = []
+    unknown = dated = False
+    verdicts: dict[str, str] = {}
     for edit in inverse:
         if isinstance(edit, (Truncate, Tail)):
             wanted = edit.new_mtime_ns if isinstance(edit, Truncate) else edit.mtime_ns
@@ -107,8 +125,8 @@ def compared(
                 differs = status is None or _is_later(status, root, id)
             else:
                 differs = wanted is not None and not (status and at(status.st_mtime_ns, wanted))
-            if differs:
-                changed.append(edit.file)
+            verdicts[edit.file] = (UNKNOWN if status else CHANGED) if differs else SAME
+            dated |= wanted is not None and not differs
             continue
         name = edit.staged if isinstance(edit, Replace) else edit.src
         if not in_attic(name) or name == kept_tails(id):
@@ -119,11 +137,16 @@ def compared(
             unknown = True
             continue
         there = {os.path.relpath(path, root): path for path in files(root / name)}
-        changed += sorted(expected.keys() ^ there.keys())
+        verdicts |= dict.fromkeys(sorted(expected.keys() ^ there.keys()), CHANGED)
         both = [n for n in expected if n in there]
-        alike = side_by_side(lambda each: same(*each), [(there[n], expected[n]) for n in both])
-        changed += [n for n, is_same in zip(both, alike, strict=True) if not is_same]
-    return (CHANGED if changed else UNKNOWN if unknown else SAME), changed
+        pairs = [(there[n], expected[n]) for n in both]
+        verdicts |= zip(both, side_by_side(lambda pair: held(*pair), pairs), strict=True)
+        dated |= any(verdicts[name] == SAME and not expected[name][2] for name in both)
+    changed, copied = (
+        tuple(name for name, found in verdicts.items() if found == each)
+        for each in (CHANGED, UNKNOWN)
+    )
+    return Compared(changed, copied, dated, unknown)
 
 
 def rewritten(root: Path, id: str, names: Iterable[str]) -> list[str]:
@@ -176,9 +199,17 @@ def _known(path: Path, digest: bool) -> Known:
 
 def same(path: Path, expected: Known) -> bool:
     """Whether the file is as the record has it."""
+    return held(path, expected) == SAME
+
+
+def held(path: Path, expected: Known) -> str:
+    """Whether the file is as the record has it: SAME, CHANGED, or UNKNOWN where its time alone is
+    another."""
     size, mtime_ns, digest = expected
     now = _known(path, bool(digest))
-    return now[0] == size and (now[2] == digest if digest else at(now[1], mtime_ns))
+    if now[0] != size or (digest and now[2] != digest):
+        return CHANGED
+    return SAME if digest or at(now[1], mtime_ns) else UNKNOWN
 
 
 def at(found: int, wanted: int) -> bool:
