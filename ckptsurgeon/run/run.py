@@ -21,7 +21,7 @@ from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.plans.edits import Move, relative
 from ckptsurgeon.plans.plan import Fingerprint, Receipt
 from ckptsurgeon.remote import reads
-from ckptsurgeon.run import moved, search, writers
+from ckptsurgeon.run import moved, search, step_names, writers
 from ckptsurgeon.run.condition import Conditions
 from ckptsurgeon.run.log_folders import LogFolders
 from ckptsurgeon.run.only_logs import Logs
@@ -157,20 +157,17 @@ class Run:
         return self.format.steps(self.root)
 
     def step(self, name: str) -> int:
-        """The step that people mean by `name`: `latest`, or what its file or folder is called, or
-        the path to it."""
+        """The step that people mean by `name`: `latest`, or what its file or folder is called, or a
+        copy of it, or the path to one."""
         if name == "latest":
             return self.latest()
-        typed = name.rstrip("/")  # Tab adds one
-        real = Path(name).resolve() if "/" in name or name in (".", "..") else None
-        for step in self.steps():
-            for path in (self.directory(step), *self.entries(step)):
-                if typed == path.name or real == path.resolve():
-                    return step
-        last = self.steps()[-1:]
+        step = step_names.named(self.format, self.root, name)
+        if step is not None:
+            return step
+        last = [path.name for path, _ in step_names.names(self.format, self.root)][-1:]
         raise UsageError(
-            f"{name!r} is not a step of {self.root}: give its number, the name of its folder"
-            + (f" ({self.directory(last[0]).name})" if last else "")
+            f"{name!r} is not a step of {self.root}: give its number, its name"
+            + (f" ({last[0]})" if last else "")
             + ", or latest",
             next=command("status", why="list the saved steps"),
         )

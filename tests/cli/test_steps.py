@@ -52,7 +52,7 @@ def test_what_names_no_step_is_told_what_does(
     told = surgeon("rollback", "--to", name, "-C", root)
     assert told.exit_code == 2
     assert f"{name!r} is not a step of {root}" in told.stderr
-    assert "its number, the name of its folder (global_step8), or latest" in told.stderr
+    assert "its number, its name (global_step8), or latest" in told.stderr
     assert f"next: ckptsurgeon -C {root} status" in told.stderr
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ckptsurgeon import Run, surgery
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.surgery.fork import fork
 from tests.support.epoch_runs import UPDATES, timm, ultralytics
@@ -44,6 +44,16 @@ def test_yolo_goes_back_to_its_best_epoch(tmp_path: Path) -> None:
         assert state["step"] == 0 and not state["exp_avg"].any()
         assert state["exp_avg"].dtype == torch.float16
     take_back(root, before)
+
+
+def test_an_epoch_that_is_left_in_last_alone_is_called_so(tmp_path: Path) -> None:
+    """Without save_period that is each but the best one; the run's own name is no epoch's."""
+    run = Run.open(ultralytics(tmp_path / "train"))
+    assert run.entries(4) == [] and run.step("last.pt") == 4
+    assert run.step(str(run.root / "weights" / "last.pt")) == 4
+    assert (run.step("best.pt"), run.step("epoch3.pt")) == (1, 3)
+    with pytest.raises(UsageError, match=r"its name \(epoch3\.pt\), or latest"):
+        run.step("train")
 
 
 def test_a_fork_is_told_where_it_saves(tmp_path: Path) -> None:

@@ -74,6 +74,19 @@ def a_step_that_left_is_found_by_its_name(root: Path) -> None:
         assert step in {number_of(entry.name) for entry in run.format.entries(root, step)}
 
 
+def a_step_is_meant_by_each_of_its_names(root: Path) -> None:
+    """Of its folder or files, and of a copy of it that a restart loads; the run's own is none."""
+    run = Run.open(root)
+    for step in run.format.steps(root):
+        assert {run.step(str(entry)) for entry in run.format.entries(root, step)} <= {step}
+    for pointer in run.format.pointer_files(root):
+        named = run.format.pointed(pointer)
+        if named in run.format.steps(root):
+            assert run.step(str(pointer)) == named
+    with pytest.raises(UsageError):
+        run.step(str(root))
+
+
 def a_step_without_a_shard_is_not_complete(root: Path) -> None:
     """What is complete is read; without any one shard it is not complete, or read all the same."""
     run = Run.open(root)
@@ -259,6 +272,7 @@ LAWS: tuple[Callable[[Path], None], ...] = (
     steps_ascend_and_have_folders_and_files,
     entries_of_one_step_are_of_no_other,
     a_step_that_left_is_found_by_its_name,
+    a_step_is_meant_by_each_of_its_names,
     a_step_without_a_shard_is_not_complete,
     places_are_in_files_and_read_as_their_value,
     the_places_that_win_are_what_the_next_step_uses,

@@ -192,7 +192,8 @@ class Described(DescribedSteps, Paged):
         out = [Rival(step, f"{path.name} marks a copy as unfinished", (path,)) for path in marks]
         for path in copies:
             if leads_out(run, path):
-                target = self.pointers(run, step).get(path, self.entries(run, step)[0])
+                own = self.entries(run, step) or self.files(run, step)
+                target = self.pointers(run, step).get(path, own[0])
                 out.append(outside(step, path, Path(target)))
         return out
 
