@@ -27,8 +27,8 @@ def copies(run: Run, receipt: Receipt, known: Collection[str]) -> list[str]:
     assert receipt.step is not None
     pointers = run.format.pointers(run.root, receipt.step)
     own = [path for path, text in pointers.items() if isinstance(text, Path)]
-    folders = [path for path in run.format.pointer_files(run.root) if path.is_dir()]
-    there = [path for path in (*own, *folders) if path.exists() and not path.is_symlink()]
+    folders = {above for path in own for above in path.parents if run.root in above.parents}
+    there = [path for path in (*own, *sorted(folders)) if path.exists() and not path.is_symlink()]
     held = {*known, *_above(known)}
     return [
         name

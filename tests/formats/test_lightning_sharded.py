@@ -89,12 +89,14 @@ def test_a_resume_uses_all_that_was_set(folder: Path, tmp_path: Path) -> None:
     take_back(folder, before)
 
 
-def test_an_undo_takes_away_a_copy_that_a_saver_made_since(folder: Path) -> None:
-    """In a run that was copied the saver leaves `last.ckpt/`, and makes `last-v1.ckpt/`."""
+def test_an_undo_takes_away_the_copies_that_a_saver_made_since(folder: Path) -> None:
+    """In a run that was copied the saver leaves `last.ckpt/`, and makes `last-v1.ckpt/`. In one
+    that is copied once more it leaves both."""
     before = snapshot(folder)
     operate(folder, {"set": {"beta2": 0.9}})
     train(folder.parent, 8, "last")
     assert (folder / "last-v1.ckpt").is_dir() and Run.open(folder).latest() == 8
+    shutil.copytree(folder / "last-v1.ckpt", folder / "last-v2.ckpt")
     run = Run.open(folder)
     surgery.apply(run, surgery.plan_undo(run))
     assert Run.open(folder).latest() == 6
