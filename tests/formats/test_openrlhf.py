@@ -44,6 +44,37 @@ def test_a_plan_says_what_the_clean_up_takes_along(trained: Trained) -> None:
     assert not any(NOTE in text for text in surgery.plan(Run.open(root), recipe).warnings)
 
 
+def exported(folder: Path, *steps: int) -> None:
+    """What --ckpt.save_hf leaves of each."""
+    for step in steps:
+        (folder / f"global_step{step}_hf").mkdir(parents=True)
+        (folder / f"global_step{step}_hf" / "model.safetensors").write_bytes(b"weights")
+
+
+def test_an_export_leaves_with_its_step(trained: Trained) -> None:
+    """Also one whose step a clean-up has removed since; those of steps that stay, stay."""
+    root = scored(trained(), 4, 8)
+    exported(root, 2, 4, 8, 9)
+    assert Run.open(root).steps() == [2, 4, 6, 8]
+    before = snapshot(root)
+    operate(root, {"rollback": {"to": 4}})
+    assert {path.name for path in root.glob("*_hf")} == {"global_step2_hf", "global_step4_hf"}
+    exported(root, 6)
+    shutil.copytree(root / "global_step4", root / "global_step6")
+    take_back(root, before)
+
+
+def test_a_rollback_of_an_actor_names_what_stays_beside_it(trained: Trained) -> None:
+    root = trained()
+    root = root.rename(root.with_name("_actor"))
+    exported(root.parent, 4, 6, 8)
+    (root.parent / "_critic").mkdir()
+    plan = surgery.plan(Run.open(root), from_data({"rollback": {"to": 4}}))
+    said = "\n".join(plan.warnings)
+    assert f"{root.parent / '_critic'} has steps and a latest of its own" in said
+    assert f"stay in {root.parent}: global_step6_hf, global_step8_hf" in said
+
+
 @pytest.mark.formats
 @pytest.mark.skipif(
     not (library_source.FOLDER / FILE).is_file(), reason="make test-formats installs OpenRLHF"

@@ -15,7 +15,7 @@ from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.deepspeed import flags, universal
+from ckptsurgeon.formats.deepspeed import flags, openrlhf, universal
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.optimizer import EXPERTS, OPTIM
 from ckptsurgeon.formats.deepspeed.parallel import absent_layers
@@ -24,7 +24,7 @@ from ckptsurgeon.formats.fields.constants import TRACKER, TRAINER_STATE
 from ckptsurgeon.formats.fields.shard_files import KEPT_SCANS, read_shards
 from ckptsurgeon.formats.fields.understood import MAX_RANKS, is_count, problem, understood
 from ckptsurgeon.formats.fields.values import Hazard, State
-from ckptsurgeon.formats.layout import Format, HasHazards, NamesElsewhere
+from ckptsurgeon.formats.layout import Format, HasHazards, NamesElsewhere, NamesMore
 from ckptsurgeon.formats.megatron.options import OPTIONS
 from ckptsurgeon.formats.step_folders import folders_in
 from ckptsurgeon.hints import Hint
@@ -33,7 +33,7 @@ STEP = re.compile(r"global_step(\d+)")
 LATEST = "latest"
 
 
-class DeepSpeed(Format, HasHazards, NamesElsewhere):
+class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
     """The layout of `engine.save_checkpoint`: `<root>/global_step<N>/*.pt` and `<root>/latest`."""
 
     name = "deepspeed"
@@ -69,11 +69,21 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
         return copy if copy.name in folders_in(run) and not shards.is_dir() else shards
 
     def entries(self, run: Path, step: int) -> list[Path]:
-        """The folder, and the universal copy beside it."""
+        """The folder, the universal copy beside it, and what was exported of it."""
         shards, copy = run / f"global_step{step}", universal.folder(run, step)
-        if copy.name not in folders_in(run):
-            return [shards]
-        return [shards, copy] if shards.is_dir() else [copy]
+        names, exported = folders_in(run), openrlhf.export(run, step)
+        more = [path for path in (copy, exported) if path.name in names]
+        return more if copy in more and not shards.is_dir() else [shards, *more]
+
+    def begun(self, run: Path, step: int) -> list[Path]:
+        """What was exported of steps that a clean-up has removed since."""
+        saved = self.steps(run)
+        later = sorted(openrlhf.exports(run).items())
+        return [path for number, path in later if number > step and number not in saved]
+
+    def unclear(self, run: Path, step: int) -> list[Path]:
+        """No name: an export is that of its step."""
+        return []
 
     def files(self, run: Path, step: int) -> list[Path]:
         """All that lies in the folder, and the files of the universal copy."""
@@ -146,13 +156,15 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere):
         return texts
 
     def stale_pointers(self, run: Path, step: int) -> list[str]:
-        """`latest_universal` where the step has no such copy."""
-        copied = run / universal.POINTER
+        """`latest_universal` where the step has no such copy; and what lies beside one of several
+        engines."""
+        copied, beside = run / universal.POINTER, list(openrlhf.beside(run, step))
         if not copied.exists() or copied in self.pointers(run, step):
-            return []
+            return beside
         return [
+            *beside,
             f"{copied.name} is not changed: step {step} has no universal copy, so relaunch without "
-            "load_universal (--universal-checkpoint)"
+            "load_universal (--universal-checkpoint)",
         ]
 
     def hazards(self, run: Path) -> list[Hazard]:

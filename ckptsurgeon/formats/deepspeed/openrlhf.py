@@ -1,20 +1,50 @@
-"""OpenRLHF on DeepSpeed, whose clean-up takes each folder beside its checkpoints for one of them.
+"""OpenRLHF on DeepSpeed: what lies beside its checkpoints, and what its clean-up makes of that.
 
 Source: `save_ckpt` in `utils/deepspeed/deepspeed.py` of OpenRLHF 0.11.2. It leaves `metric.json` in
-each checkpoint, and removes folders without one first.
+each checkpoint, and removes folders without one first. `trainer/ray/ppo_actor.py` and its siblings
+have the names.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ckptsurgeon.errors import first_few
 from ckptsurgeon.files.text_file import text
+from ckptsurgeon.formats.step_folders import folders_in
 from ckptsurgeon.transaction.home import HOME
 
 METRIC = "metric.json"
 KEYS = {"metric_key", "metric_value"}
+EXPORT = re.compile(r"global_step(\d+)_hf")
+"""The weights of a step for Hugging Face, which no restart loads."""
+ROLES = {"_actor": "_critic", "_critic": "_actor"}
+"""Of PPO: the folders of two engines, each with steps and a `latest` of its own."""
+
+
+def export(folder: Path, step: int) -> Path:
+    """Where the weights of `step` are, or would be."""
+    return folder / f"global_step{step}_hf"
+
+
+def exports(folder: Path) -> dict[int, Path]:
+    """The weights that were written of steps, each by its number."""
+    matches = (EXPORT.fullmatch(name) for name in folders_in(folder))
+    return {int(match[1]): folder / match[0] for match in matches if match}
+
+
+def beside(run: Path, step: int) -> Iterator[str]:
+    """What a rollback to `step` leaves outside of the run of one engine of PPO."""
+    if run.name not in ROLES:
+        return
+    other = run.with_name(ROLES[run.name])
+    if other.is_dir():
+        yield f"{other} has steps and a latest of its own, which stay: roll it back, too"
+    if later := [path.name for number, path in exports(run.parent).items() if number > step]:
+        yield f"exports of later steps stay in {run.parent}: {first_few(later)}"
 
 
 def notes(step: Path) -> Iterator[str]:
