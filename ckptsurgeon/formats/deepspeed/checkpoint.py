@@ -58,7 +58,14 @@ from ckptsurgeon.formats.heads import head_counts, heads
 from ckptsurgeon.formats.heads.heads import Attention
 from ckptsurgeon.formats.megatron import batch
 from ckptsurgeon.formats.places.json_beside import transformers_config
-from ckptsurgeon.formats.schedules import annealing, deepspeed, torch, torch_classes, torch_cooldown
+from ckptsurgeon.formats.schedules import (
+    annealing,
+    deepspeed,
+    neox,
+    torch,
+    torch_classes,
+    torch_cooldown,
+)
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.formats.schedules.names import is_megatron
 from ckptsurgeon.formats.schedules.rewarm import HOLD, factor, open_window, trained_after
@@ -113,12 +120,16 @@ class DeepSpeedCheckpoint(
             return torch.reschedule(self, values)
         if deepspeed.is_deepspeed(schedule):
             return deepspeed.reschedule(self, self.config(), values)
+        if self.neox:
+            return neox.reschedule(self, schedule, values)
         if schedule is not None and not is_megatron(schedule):
             raise SurgeryError(
                 "the class of the saved scheduler is not known, and neither is what it makes of "
                 "an lr",
                 next=AFTER_LOADING,
             )
+        if schedule is not None and "start_lr" in schedule and self.groups_win:
+            annealing.refuse_other_rule(self)
         settings, warnings = annealing.reschedule(self, values)
         if schedule is not None and self.megatron:
             warnings += flags.schedule_flags(self, settings)
@@ -132,6 +143,8 @@ class DeepSpeedCheckpoint(
                 return torch_cooldown.cooldown(self, decay)
             if deepspeed.is_deepspeed(schedule):
                 return deepspeed.cooldown(self, decay)
+            if self.neox:
+                return neox.cooldown(self, schedule, decay)
             shapes = (*SHAPES, "1-sqrt") if self.bundled else SHAPES
             settings, warnings = annealing.cooldown(self, decay, shapes)
             if self.megatron:
@@ -254,6 +267,8 @@ class DeepSpeedCheckpoint(
             config = self.config()
             words = deepspeed.words(schedule, config)
             return words, deepspeed.peak(config)
+        if self.neox:
+            return neox.words(schedule), float(schedule["start_lr"])
         if schedule is None:
             return "", max(self.rates(), default=None)
         return "" if is_megatron(schedule) else "an unknown schedule", None
@@ -269,6 +284,8 @@ class DeepSpeedCheckpoint(
         lr = rates[0] if rates else None
         if annealed is not None and not self.groups_win:
             lr = annealing.learning_rate(annealed)
+        if self.neox and not self.groups_win and "scheduler" not in self.unclear:
+            lr = neox.learning_rate(schedule)
         if "scheduler" in self.unclear and not self.groups_win:
             lr, self.unclear["lr"] = None, self.unclear["scheduler"]
         notes += self._of_universal_copy()
@@ -318,7 +335,7 @@ class DeepSpeedCheckpoint(
     def _schedules(self) -> tuple[Any, dict[str, Any] | None]:
         """The saved scheduler, and the same by AnnealingLR's names if it is one of Megatron's."""
         schedules = self.in_models("lr_scheduler")
-        self.check("lr_scheduler", schedules, annealing.problem)
+        self.check("lr_scheduler", schedules, neox.problem if self.neox else annealing.problem)
         agree("lr_scheduler", schedules)
         return self.schedule(), self.annealed()
 

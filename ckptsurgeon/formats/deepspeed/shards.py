@@ -24,7 +24,7 @@ from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.fields.values import Place, Setting, StateDict
 from ckptsurgeon.formats.megatron.options import BATCH
 from ckptsurgeon.formats.places.moments import ALL
-from ckptsurgeon.formats.schedules import annealing, deepspeed
+from ckptsurgeon.formats.schedules import annealing, deepspeed, neox
 from ckptsurgeon.formats.schedules.names import NAMES, is_megatron
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Key
@@ -118,6 +118,12 @@ class DeepSpeedShards(Checkpoint, AdjustsGroups, BoundToRanks, NamesGroups):
         """Whether Megatron-DeepSpeed saved it."""
         return "checkpoint_version" in self.trees[self._models[0]] and not self.bundled
 
+    @property
+    def neox(self) -> bool:
+        """Whether GPT-NeoX saved it, with a scheduler of its own."""
+        args = self.at(self._models[0], ("args",))
+        return bool(args) and neox.is_neox(self.schedule(), args[0].value)
+
     def stage(self) -> int:
         """The ZeRO stage that saved it; 0 without ZeRO."""
         if not self.sharded:
@@ -151,6 +157,8 @@ class DeepSpeedShards(Checkpoint, AdjustsGroups, BoundToRanks, NamesGroups):
 
     def annealed(self) -> dict[str, Any] | None:
         """AnnealingLR's state by its present names, or None where another scheduler is saved."""
+        if self.neox:
+            return None
         tokens = self.arguments("lr_decay_tokens")
         return annealing.normal(self.schedule(), tokens[0].value if tokens else None)
 

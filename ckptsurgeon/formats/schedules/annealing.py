@@ -16,6 +16,7 @@ from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields import understood
 from ckptsurgeon.formats.fields.values import Decay, Place, Setting
 from ckptsurgeon.formats.schedules.check import (
+    AFTER_LOADING,
     ASSERTED,
     kept_rates,
     refuse_early_decay,
@@ -109,6 +110,21 @@ def learning_rate(schedule: Mapping[str, Any]) -> float:
     if style == "WSD":
         return floor + stable_then_decay(at, end, schedule) * (peak - floor)
     raise ValueError(f"decay style {style!r}")
+
+
+def refuse_other_rule(checkpoint: Checkpoint) -> None:
+    """Raise SurgeryError where no group has the rate that AnnealingLR gives at the saved position:
+    other schedulers saved its keys of 2020, too, and have rules of their own."""
+    present, places = checkpoint.state().schedule, checkpoint.locate("lr")
+    if present is None or not places:
+        return
+    rate = learning_rate(present)
+    if not any(math.isclose(place.value, rate, rel_tol=1e-6) for place in places):
+        raise SurgeryError(
+            f"the groups have lr {places[0].value!r}, and AnnealingLR gives {rate!r} at the saved "
+            "position: what this scheduler makes of another lr is not known",
+            next=AFTER_LOADING,
+        )
 
 
 def reschedule(

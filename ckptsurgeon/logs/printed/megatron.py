@@ -1,10 +1,11 @@
-"""The iteration line of Megatron-LM, Megatron-Bridge and Megatron-DeepSpeed.
+"""The iteration line of Megatron-LM, Megatron-Bridge, Megatron-DeepSpeed and GPT-NeoX.
 
 Source: `training_log` in `megatron/training/training.py` of NVIDIA/Megatron-LM at d98e8a64
-(`.6E`), in `training/utils/train_utils.py` of megatron-bridge 0.6.2 (`.6E`), and in
+(`.6E`), in `training/utils/train_utils.py` of megatron-bridge 0.6.2 (`.6E`), in
 `megatron/training.py` of bigscience-workshop/Megatron-DeepSpeed at 8387ae17 and of Megatron-LM
-before it (`.3E`). All call it after the update and after the scheduler's step: the line of
-iteration N has the counters after N, and the rate and the loss scale of N + 1.
+before it (`.3E`), and in `megatron/logging.py` of EleutherAI/gpt-neox at ea7aefd8. All call it
+after the update and after the scheduler's step: the line of iteration N has the counters after N,
+and the rate and the loss scale of N + 1.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ RATE = re.compile(rf"\| learning rate: {NUMBER} \|")
 SAMPLES = re.compile(r"\| consumed samples: +(?P<value>\d+) \|")
 BATCH = re.compile(r"\| global batch size: +(?P<value>\d+) \|")
 SCALE = re.compile(rf"\| loss scale: {NUMBER} \|")
-LOSS = re.compile(rf"\| (?:lm[ -])?loss: {NUMBER} \|")
+LOSS = re.compile(rf"\| (?:lm[ _-])?loss: {NUMBER} \|")
 NORM = re.compile(rf"\| grad norm: {NUMBER} \|")
 SKIPPED = re.compile(r"\| number of skipped iterations: +(?P<value>\d+) \|")
 NAME = "Megatron"
