@@ -136,6 +136,30 @@ def test_what_is_advised_lies_before_the_first_sign_by_its_updates(tmp_path: Pat
         take_back(root, before)
 
 
+@pytest.mark.long
+@settings(max_examples=8, deadline=None, derandomize=True, database=None)
+@example({30, 150}, False)
+@given(overflowed=st.sets(st.integers(1, 240), max_size=12), copied=st.booleans())
+def test_advice_cuts_at_the_number_that_the_log_counts(
+    tmp_path_factory: pytest.TempPathFactory, overflowed: set[int], copied: bool
+) -> None:
+    """Updates that overflowed are in the log, and not among those of the optimizer. In a copy,
+    whose times say nothing, the logs are left to the rollback, which names them."""
+    made = {0: 100, 1: 200, 2: 300, 3: 400}
+    root = tmp_path_factory.mktemp("run") / "run"
+    saved(root, {n: k - sum(each <= k for each in overflowed) for n, k in made.items()})
+    for number, updates in made.items():
+        for file in (root / f"checkpoint_{number}").iterdir():
+            os.utime(file, (BEGAN + (1e6 if copied else updates),) * 2)
+    write_log(root / "logs", spiked(400, 250), tag="train/loss", wall=BEGAN)
+    run = Run.open(root)
+    told = advise.advise(own(run, {}), run)
+    assert told.verdict == "diverged" and told.back_to == 1 and told.remedies
+    for remedy in told.remedies:
+        for recipe in (remedy.recipe, *remedy.others):
+            assert recipe.get("logs") == (None if copied else {"after": 200})
+
+
 def test_a_save_after_the_first_sign_is_none_though_batches_are_logged(tmp_path: Path) -> None:
     """Two batches to an update: 150 updates are 300 batches, which the times of both say."""
     root = saved(tmp_path / "run", {0: 50, 1: 100, 2: 150}, each=2)

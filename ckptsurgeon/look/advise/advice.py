@@ -63,9 +63,10 @@ def advise(
     recipes: Sequence[Remedy] = ()
     if to is not None:
         with contextlib.suppress(SurgeryError):  # a step that can't be opened is among the findings
-            at = next(item.at for item in found if item.step == to)
+            item = next(item for item in found if item.step == to)
             state = run.checkpoint(to).state()
-            recipes = remedies(diagnosis.spike, curves.kept, to, at, state, tied=not why)
+            cut = None if why or state.step == item.at else item.cut
+            recipes = remedies(diagnosis.spike, curves.kept, to, item.at, state, cut)
     return Advice(
         diagnosis.verdict, curves, diagnosis.spikes, diagnosis.spike, diagnosis.newest,
         diagnosis.points, diagnosis.unjudged, tuple(found), to, tuple(recipes),

@@ -16,6 +16,8 @@ MOST = 8
 """Steps that are looked at: those before them are further back than anybody needs."""
 MARGIN = 10
 """Steps by which the first sign may be late: what was saved so shortly before it is not trusted."""
+OVERFLOWED = 0.1
+"""The share of the updates that may have overflowed."""
 SHARE = 0.01
 """The same as a share of the steps so far; the larger of both counts."""
 
@@ -35,10 +37,12 @@ class Distance:
 class Candidate:
     """A saved step before the first sign, which the log has `at` its own count, and whether it is
     `sound` up to a level of `verify`; `findings` are what is wrong with it. `too_near`: so close to
-    the first sign that it may carry it."""
+    the first sign that it may carry it. `cut` is the last point of the log when it was saved, where
+    its optimizer alone says where that is: of updates that overflowed it counts none."""
 
     step: int
     at: int
+    cut: int | None
     sound: bool
     too_near: bool
     distance: Distance
@@ -58,8 +62,18 @@ def candidates(
         if at is not None and at < spike.first and len(found) < MOST:
             bad = _findings(run, step, level, jobs)
             near = at > spike.first - margin
-            found.append(Candidate(step, at, not bad, near, distance(branch, at), bad))
+            cut = _cut(run, step, at, branch[LOSS])
+            found.append(Candidate(step, at, cut, not bad, near, distance(branch, at), bad))
     return found
+
+
+def _cut(run: Run, step: int, at: int, loss: Curve) -> int | None:
+    """The last point of the log when `step` was saved, where no rollback knows it. None where the
+    times say nothing, or less than the optimizer, or more than so many overflows are likely."""
+    then = _saved(run, step, loss)
+    if at == step or then is None:
+        return None
+    return then if at - loss.spacing < then <= at + max(at * OVERFLOWED, loss.spacing) else None
 
 
 def _logged(run: Run, step: int, spike: Spike, branch: Branch) -> int | None:

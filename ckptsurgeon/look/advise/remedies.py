@@ -36,11 +36,11 @@ class Remedy:
 
 
 def remedies(
-    spike: Spike, branch: Branch, back: int, at: int, state: State, *, tied: bool = True
+    spike: Spike, branch: Branch, back: int, at: int, state: State, cut: int | None
 ) -> list[Remedy]:
     """Recipes that go back to the step `back`, which the log has `at` its own count, and whose
-    checkpoint is `state`; the best first. Where the two differ, a recipe says where to cut, unless
-    the log is not `tied` to the steps."""
+    checkpoint is `state`; the best first. They say where the logs are `cut`, where the rollback by
+    itself does not know it."""
     signals = {sign.signal: sign.step for sign in spike.signs}
     scored = [
         (_for_rate(spike, branch, at), _lower_rate(branch, spike, back, state)),
@@ -51,7 +51,7 @@ def remedies(
     ]
     kept = [(score, item) for score, item in scored if item is not None and score >= 0]
     found = [item for _, item in sorted(kept, key=lambda pair: -pair[0])]
-    return found if at == back or not tied else [_with_cut(item, at) for item in found]
+    return found if cut is None else [_with_cut(item, cut) for item in found]
 
 
 def _with_cut(remedy: Remedy, at: int) -> Remedy:
