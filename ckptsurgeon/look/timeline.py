@@ -12,8 +12,9 @@ from ckptsurgeon.logs.curves import Branch, Curves
 from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look import logged, soundness
 from ckptsurgeon.look.advise import Advice, advise
-from ckptsurgeon.plans.edits import Move
+from ckptsurgeon.plans.edits import Move, Rewrite
 from ckptsurgeon.plans.frozen import frozen
+from ckptsurgeon.plans.log_fields import LOGS, TENSORBOARD
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.attic import folders, pruned
 from ckptsurgeon.run.log_numbers import counts_steps
@@ -32,6 +33,8 @@ CHECKED = 64
 """Saved steps that are verified, the newest; of those before only the file names are."""
 LOST = 0.02
 """The share of the steps so far that a killed job may lose without a word in the picture."""
+_KEPT = re.compile(r"stay, to step (\d+)")
+"""What the note of a cut says, in receipts since 1.0.0."""
 _NUMBER = re.compile(r"(\d+)(?:\.\w+)?$")
 
 
@@ -80,8 +83,10 @@ def timeline_of(read: Curves, run: Run | None, rule: str | None = None) -> Timel
         (*by_themselves, *_left(run, receipts)),
         _saved(run, receipts) if alike else {},
         tuple(dict.fromkeys(span for r in force if r.promise for span in r.promise.skip or ())),
-        tuple(_rewarms(force)),
-        tuple((_resumed(r), r.id) for r in force if not _goes_back(r) and r.promise),
+        tuple(_rewarms(force)) if alike else (),
+        tuple((_resumed(r), r.id) for r in force if not _goes_back(r) and r.promise)
+        if alike
+        else (),
         diagnosis,
     )
 
@@ -119,14 +124,25 @@ def _left(run: Run, receipts: Sequence[Receipt]) -> Iterator[Left]:
         surgery = known.get(receipt.undoes or "", receipt)
         if surgery.promise is None:
             continue
-        paths = list(_cut(run, receipt))
-        branch = curves.of_cut(paths, {}, _resumed(surgery)) if paths else {}
+        paths, at = list(_cut(run, receipt)), _kept_to(surgery, TENSORBOARD)
+        branch = curves.of_cut(paths, {}, at) if paths else {}
         if LOSS not in branch:
-            branch = logged.kept_by(run, receipt.id, _resumed(surgery))
+            at = _kept_to(surgery, LOGS)
+            branch = logged.kept_by(run, receipt.id, at)
         if LOSS in branch:
-            undone = receipt.undoes is not None
-            to = max(_moved(surgery), default=None) if undone else _resumed(receipt)
+            to: int | None = at
+            if receipt.undoes is not None:
+                alike = abs(at - _resumed(surgery)) <= 1  # the first update may be called 0
+                to = max(_moved(surgery), default=None) if alike else None
             yield Left(branch, to, receipt.id, receipt.title, receipt.why)
+
+
+def _kept_to(receipt: Receipt, field: str) -> int:
+    """The last number that a surgery kept in the logs of a `field`, as its notes say; where none
+    was cut that of the step. A log may count what the steps do not, or call the first update 0."""
+    cuts = (c for c in receipt.changes if isinstance(c, Rewrite) and c.field == field)
+    found = (_KEPT.search(change.note) for change in cuts if not change.new_file)
+    return max((int(match[1]) for match in found if match), default=_resumed(receipt))
 
 
 def _cut(run: Run, receipt: Receipt) -> Iterator[Path]:

@@ -6,6 +6,9 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from ckptsurgeon import Run, plan, plan_undo, surgery
 from ckptsurgeon.logs.curves import of_rows
@@ -14,7 +17,9 @@ from ckptsurgeon.look.timeline import Timeline, timeline_of
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.run.attic import attics, prune
 from tests.conftest import Trained
+from tests.support.event_logs import write_log
 from tests.support.launch import launch
+from tests.support.own_runs import BEGAN, saved
 
 
 def timeline(root: Path) -> Timeline:
@@ -100,3 +105,50 @@ def test_a_damaged_step_is_no_sound_one(trained: Trained) -> None:
     shard.write_bytes(shard.read_bytes()[:100])
     told = timeline(root)
     assert told.saved == {2: "sound", 4: "incomplete", 6: "unsound", 8: "sound"}
+
+
+PAGE = """name: own
+files:
+  "ckpt-{step}.pt": {optimizers: [[optimizer]]FIELDS}
+"""
+
+
+@pytest.mark.long
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@example(6, 0, True, False)
+@example(1, -1, False, True)
+@given(
+    updates=st.sampled_from([1, 6]),
+    offset=st.sampled_from([-1, 0]),
+    events=st.booleans(),
+    counter=st.booleans(),
+)
+def test_a_cut_is_drawn_where_the_log_was_cut(
+    tmp_path_factory: pytest.TempPathFactory,
+    updates: int,
+    offset: int,
+    events: bool,
+    counter: bool,
+) -> None:
+    """Whatever its numbers count: epochs of so many updates are steps beside a log of updates,
+    which a counter ties to them, or the recipe."""
+    root, every = tmp_path_factory.mktemp("run") / "run", 12 // updates
+    fields = ", fields: {iteration: [[updates]]}" if counter else ""
+    saved(root, {every * k: 12 * k for k in range(1, 5)}, PAGE.replace("FIELDS", fields))
+    with (root / "ckptsurgeon.yaml").open("a") as file:
+        file.write(f"log_offset: {offset}\n")
+    numbers = range(1 + offset, 49 + offset)
+    if events:
+        write_log(root / "logs", [2.5] * 48, first=numbers[0], tag="train/loss", wall=BEGAN)
+    else:
+        rows = "".join(f"{number},2.5\n" for number in numbers)
+        (root / "metrics.csv").write_text(f"step,loss\n{rows}")
+    cut = {} if counter or updates == 1 else {
+        "tensorboard": {"truncate": False}, "logs": {"after": 24 + offset}
+    }  # fmt: skip
+    operate(root, rollback={"to": 2 * every}, **cut)
+    told = timeline(root)
+    (left,) = told.left
+    assert steps(left.curves) == [n for n in numbers if n > 24 + offset]
+    assert left.to == 24 + offset
+    assert steps(told.kept) == [n for n in numbers if n <= 24 + offset]

@@ -25,6 +25,7 @@ from ckptsurgeon.formats.layout import CleansUp, Format, NamesMore, SavesOver, l
 from ckptsurgeon.formats.megatron.dist import CONFIG, common_file, common_state
 from ckptsurgeon.formats.places.json_beside import is_json
 from ckptsurgeon.formats.step_folders import files_below
+from ckptsurgeon.transaction.home import is_log
 
 Shard = tuple[Path, FilePattern, Mapping[str, int]]
 _known: dict[tuple[object, ...], int | None] = {}
@@ -244,7 +245,10 @@ class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
 
     def kept_as(self, file: str) -> str:
         """By no name that a page of steps or copies has: some loaders take the highest step of all
-        folders below theirs, as LitGPT does (`rglob("step-*/*.pth")`), also of an attic."""
+        folders below theirs, as LitGPT does (`rglob("step-*/*.pth")`), also of an attic. A log is
+        found there by its name."""
+        if is_log(file):
+            return file
         *folders, name = file.split("/")
         asides = (_aside(each) if any(map(str.isdigit, each)) else each for each in folders)
         return "/".join((*asides, _aside(name)))
