@@ -3,8 +3,9 @@ model of docs/scale.md beside them: the time that it says for these workers, ove
 
 Each worker has one thread, and is a process. Files are dropped from the page cache before. More
 workers than cores share those, and the model says so. The runs are as large as the disk allows, and
-each row names their size: sparse files would be read in no time, since holes are not read. As a
-script it prints what the model says of an average of 5 steps of so many TB:
+each row names their size. What is read is there in full, since holes are read in no time; the step
+that a transplant replaces is all holes, since nobody reads it. As a script it prints what the model
+says of an average of 5 steps of so many TB:
 python -m bench.cluster TB GB_PER_NODE GB_OF_SYSTEM NODES…
 """
 
@@ -27,14 +28,15 @@ from bench.row import Row
 
 WORKERS = (1, 2, 4)
 TIMES = 3
+"""Up to 8 GiB; larger runs are measured once."""
+RANKS = 16
 OVERHEAD = 0.005
 """Seconds that scheduler and surgeon spend on a job: 3,000 empty ones took 4.5 ms each, on two busy
 cores."""
 SIZES = (32, 16, 8, 4)
 """GiB of tensors in each run: the first for which there is room."""
-ROOM = 6
-"""How many times as much is needed: for a transplant a source and two targets, which are kept
-twice, with weights that take a sixth more."""
+ROOM = 2.1
+"""How many times as much is needed: for a transplant the source, and what is written."""
 SMALL = 16
 """A run of so small a part of the bytes takes what does not grow with them."""
 
@@ -72,7 +74,7 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
     rows = [_overhead(folder, 100 if quick else 1000)]
     for name, one in (("vitals", _vitals), ("average", _average), ("transplant", _transplant)):
         (small,) = one(folder, gib / SMALL, (1,), 1)
-        seconds = one(folder, gib, WORKERS, 1 if quick else TIMES)
+        seconds = one(folder, gib, WORKERS, 1 if quick or gib > 8 else TIMES)
         rows += _rows(f"{name} of {gib:g} GiB", small, seconds, cores)
         say(f"{name}: {', '.join(f'{each:.1f} s' for each in seconds)}")
     return rows
@@ -125,7 +127,7 @@ def _timed(
 
 def _vitals(folder: Path, gib: float, workers: Sequence[int], times: int) -> list[float]:
     root = folder / "cluster-vitals"
-    python("bench.layout", "moments", root, gib)
+    python("bench.layout", "moments", root, f"{gib}x{RANKS}")
     words = ("doctor", "--vitals", "--quiet", "-C", root)
     found = _timed(root, workers, times, words, lambda: None)
     shutil.rmtree(root)
@@ -136,31 +138,25 @@ def _average(folder: Path, gib: float, workers: Sequence[int], times: int) -> li
     root = folder / "cluster-average"
     python("bench.average", "build", root, gib / len(STEPS))
     words = ("average", *STEPS, "--moments", "average", "--yes", "--quiet", "-C", root)
-
-    def back() -> None:
-        python("ckptsurgeon", "undo", "--yes", "--quiet", "-C", root)
-        python("ckptsurgeon", "prune", "--keep", 0, "--yes", "--quiet", "--run", root)
-
-    found = _timed(root, workers, times, words, back)
+    found = _timed(root, workers, times, words, lambda: _undo(root))
     shutil.rmtree(root)
     return found
 
 
 def _transplant(folder: Path, gib: float, workers: Sequence[int], times: int) -> list[float]:
     root = folder / "cluster-transplant"
-    python("bench.transplant", "build", root, gib)
-    for name in ("tensor", "tensor-kept"):
-        shutil.rmtree(root / name)
-    run = root / "data"
+    python("bench.transplant", "spread", root, gib, RANKS)
+    run = root / "run"
     words = ("transplant", "--from", root / "source", "--yes", "--quiet", "-C", run)
-
-    def back() -> None:
-        shutil.rmtree(run)
-        shutil.copytree(root / "data-kept", run)
-
-    found = _timed(root, workers, times, words, back)
+    found = _timed(root, workers, times, words, lambda: _undo(run))
     shutil.rmtree(root)
     return found
+
+
+def _undo(run: Path) -> None:
+    """And remove what the surgery wrote."""
+    python("ckptsurgeon", "undo", "--yes", "--quiet", "-C", run)
+    python("ckptsurgeon", "prune", "--keep", 0, "--yes", "--quiet", "--run", run)
 
 
 def _overhead(folder: Path, count: int) -> Row:

@@ -45,7 +45,8 @@ VECTORS = {
 
 
 def main() -> int:
-    """Build one run; SIZE is GiB of one shard, checkpoints, TENSORSxELEMENTS, or stages."""
+    """Build one run; SIZE is GiB of one shard, GIBxSHARDS, checkpoints, TENSORSxELEMENTS, or
+    stages."""
     kind, root, size = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     if kind == "zero":
         zero(root, float(size))
@@ -57,7 +58,8 @@ def main() -> int:
     elif kind == "ranks":
         ranks(root, int(size))
     elif kind == "moments":
-        moments(root, float(size))
+        gib, shards = size.split("x")
+        moments(root, float(gib), int(shards))
     elif kind == "small":
         small(root, *map(int, size.split("x")))
     elif kind == "parameters":
@@ -111,19 +113,19 @@ def ranks(root: Path, count: int) -> None:
     _point(root, STEP + 500)
 
 
-def moments(root: Path, gib: float) -> None:
-    """Two ZeRO-1 shards of one parameter each, with moments that gradients can lead to."""
+def moments(root: Path, gib: float, ranks: int) -> None:
+    """ZeRO-1 shards of one parameter each, with moments that gradients can lead to."""
     folder = _folder(root, STEP)
-    count = int(gib * 2**30) // 12 // 2
-    for rank in (0, 1):
+    count = int(gib * 2**30) // 12 // ranks
+    for rank in range(ranks):
         mapping = {"w": fragment_address(count, 0)}
         shard = optimizer_shard([(count, torch.rand)], [mapping])
         state = shard["optimizer_state_dict"]["base_optimizer_state"]["state"][0]
         state["exp_avg"] = torch.randn(count) * 1e-3
         state["exp_avg_sq"] = state["exp_avg"].square() * 4 + 1e-9
-        shard["optimizer_state_dict"]["partition_count"] = [2]
+        shard["optimizer_state_dict"]["partition_count"] = [ranks]
         _save(shard, folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
-    _save(model_states(STEP, 2, 1), folder / "mp_rank_00_model_states.pt")
+    _save(model_states(STEP, ranks, 1), folder / "mp_rank_00_model_states.pt")
     _point(root, STEP)
 
 
@@ -167,8 +169,8 @@ def bloom(root: Path, stages: int) -> None:
             for dp in range(DP):
                 name = f"bf16_zero_pp_rank_{dp}_mp_rank_{rank:02d}_optim_states.pt"
                 sizes = [(sum(f.numel for f in m[dp].values()), torch.empty) for m in mappings]
-                _save_hollow(optimizer_shard(sizes, [m[dp] for m in mappings]), folder / name)
-            _save_hollow(
+                save_hollow(optimizer_shard(sizes, [m[dp] for m in mappings]), folder / name)
+            save_hollow(
                 # A pipeline keeps its weights in layer files.
                 model_states(step, DP, stages * TP, rank // TP) | {"module": None},
                 folder / f"mp_rank_{rank:02d}_model_states.pt",
@@ -178,7 +180,7 @@ def bloom(root: Path, stages: int) -> None:
                 name = f"layer_{layer:02d}-model_{tp:02d}-model_states.pt"
                 sizes_16 = {**WEIGHTS, **VECTORS}.items()
                 weights = {k: torch.empty(n, dtype=torch.bfloat16) for k, n in sizes_16}
-                _save_hollow(weights, folder / name)
+                save_hollow(weights, folder / name)
     _point(root, STEP + 500)
     _check_hollow(root / f"global_step{STEP}" / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt")
 
@@ -297,7 +299,7 @@ def _save(state: dict[str, Any], path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _save_hollow(state: dict[str, Any], path: Path) -> None:
+def save_hollow(state: dict[str, Any], path: Path, step: int = STEP) -> None:
     """`torch.save` with holes for the tensors' bytes, then what can't be a hole: the last element
     of every tensor is one (Adam's step is itself), and its record has the CRC of its bytes."""
     with torch.serialization.skip_data():
@@ -307,7 +309,7 @@ def _save_hollow(state: dict[str, Any], path: Path) -> None:
     writes: list[tuple[int, bytes]] = []
     for record in archive.records.values():
         if record.name.startswith("data/"):
-            last = struct.pack("<f", STEP if record.size == 4 else 1.0)
+            last = struct.pack("<f", step if record.size == 4 else 1.0)
             crc = crc32.joined(crc32.of_zeros(record.size - 4), zlib.crc32(last), 4)
             end = archive.payload(record.name) + record.size
             entry = archive.directory.offset + record.entry
@@ -322,7 +324,7 @@ def _save_hollow(state: dict[str, Any], path: Path) -> None:
 
 
 def _check_hollow(path: Path) -> None:
-    """torch reads what `_save_hollow` says that it wrote."""
+    """torch reads what `save_hollow` says that it wrote."""
     state = torch.load(path, mmap=True, weights_only=False)["optimizer_state_dict"]
     adam = state["base_optimizer_state"]["state"][0]
     values = (adam["step"].item(), adam["exp_avg"][0].item(), adam["exp_avg_sq"][-1].item())

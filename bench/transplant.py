@@ -4,7 +4,7 @@ a script that loads both steps, copies by name and saves.
 
 Each is a process of its own, with the source dropped from the page cache before it. As a script, it
 builds the runs, converts the source or goes by state dicts:
-python -m bench.transplant build|universal|dicts|ranks ROOT [SIZE]
+python -m bench.transplant build|universal|dicts|ranks|spread ROOT [SIZE [RANKS]]
 
 Then a step of 10,000 small ZeRO-1 shards becomes one of 8,000, and one of a tenth of both: what a
 shard costs must not grow with their number.
@@ -19,6 +19,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +131,26 @@ def build(root: Path, gib: float) -> None:
         shutil.copytree(root / name, root / f"{name}-kept")
 
 
-def _step(root: Path, step: int, columns: int, data: int, tensor: int) -> None:
+def spread(root: Path, gib: float, ranks: int) -> None:
+    """A source of so much optimizer and weights on so many data ranks, and in `run` one step on
+    half as many, which is all holes."""
+    columns = int(gib * 2**30) // 14 // TENSORS // ROWS // 2 * 2
+    _step(root / "source", STEP, columns, data=ranks, tensor=1)
+    _step(root / "run", 1, columns, data=ranks // 2, tensor=1, hollow=True)
+
+
+def _step(
+    root: Path, step: int, columns: int, data: int, tensor: int, *, hollow: bool = False
+) -> None:
     """Named fp32 masters and both moments over all ranks, and the bf16 weights."""
     import torch
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    from bench.layout import model_states, optimizer_shard
+    from bench.layout import model_states, optimizer_shard, save_hollow
 
+    save, make = (
+        (partial(save_hollow, step=step), torch.empty) if hollow else (torch.save, torch.rand)
+    )
     folder = root / f"global_step{step}"
     folder.mkdir(parents=True)
     width = columns // tensor
@@ -149,17 +163,17 @@ def _step(root: Path, step: int, columns: int, data: int, tensor: int) -> None:
             mapping = {
                 name: fragment_address(numel=count, start=i * count) for i, name in enumerate(mine)
             }
-            shard = optimizer_shard([(share, torch.rand)], [mapping])
+            shard = optimizer_shard([(share, make)], [mapping])
             outer = shard["optimizer_state_dict"]
             outer["partition_count"] = [data]
             outer["base_optimizer_state"]["state"][0]["step"] = torch.tensor(float(step))
             file = f"bf16_zero_pp_rank_{part}_mp_rank_{rank:02d}_optim_states.pt"
-            torch.save(shard, folder / file)
+            save(shard, folder / file)
         states = model_states(step, data, tensor)
         states["param_shapes"] = [{name: torch.Size((ROWS, width)) for name in names}]
         states["checkpoint_parallel_dimensions"] = {"tp_degree": tensor, "pp_degree": 1}
-        states["module"] = {name: torch.rand(ROWS, width, dtype=torch.bfloat16) for name in names}
-        torch.save(states, folder / f"mp_rank_{rank:02d}_model_states.pt")
+        states["module"] = {name: make(ROWS, width, dtype=torch.bfloat16) for name in names}
+        save(states, folder / f"mp_rank_{rank:02d}_model_states.pt")
     (root / "latest").write_text(f"global_step{step}")
 
 
@@ -240,6 +254,8 @@ if __name__ == "__main__":
         build(Path(sys.argv[2]), float(sys.argv[3]))
     elif sys.argv[1] == "dicts":
         dicts(Path(sys.argv[2]))
+    elif sys.argv[1] == "spread":
+        spread(Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
     elif sys.argv[1] == "ranks":
         ranks(Path(sys.argv[2]), int(sys.argv[3]))
     else:

@@ -25,7 +25,7 @@ PIECE = 1 << 20
 def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
     """All rows; a few of the bytes, once, when `quick`."""
     root, gib = folder / "moments", GIB / 32 if quick else GIB
-    python("bench.layout", "moments", root, gib)
+    python("bench.layout", "moments", root, f"{gib}x2")
     files = sorted(root.glob("*/*.pt"))
     size = sum(file.stat().st_size for file in files)
     say(f"built {size / 1e9:.1f} GB")
