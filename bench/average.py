@@ -102,31 +102,34 @@ def _read(files: list[Path]) -> float:
 
 def build(root: Path, gib: float) -> None:
     """Three steps: named fp32 masters and both moments, and the bf16 weights."""
+    for step in STEPS:
+        _build(root / f"global_step{step}", step, int(gib * 2**30) // 12 // TENSORS)
+    (root / "latest").write_text(f"global_step{STEPS[-1]}")
+
+
+def _build(folder: Path, step: int, count: int) -> None:
+    """One of them, of tensors of `count` elements. Nothing of it stays in memory."""
     import torch
     from deepspeed.utils.tensor_fragment import fragment_address
 
     from bench.layout import model_states, optimizer_shard
 
-    count = int(gib * 2**30) // 12 // TENSORS
+    folder.mkdir(parents=True)
     mapping = {
         f"layers.{i}.weight": fragment_address(numel=count, start=i * count) for i in range(TENSORS)
     }
-    for step in STEPS:
-        folder = root / f"global_step{step}"
-        folder.mkdir(parents=True)
-        shard = optimizer_shard([(count * TENSORS, torch.rand)], [mapping])
-        outer = shard["optimizer_state_dict"]
-        outer["partition_count"] = [1]
-        outer["base_optimizer_state"]["state"][0]["step"] = torch.tensor(float(step))
-        torch.save(shard, folder / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
-        flat = outer["single_partition_of_fp32_groups"][0]
-        states = model_states(step, 1, 1)
-        states["param_shapes"] = [{name: torch.Size((count,)) for name in mapping}]
-        states["module"] = {
-            name: flat[at.start : at.start + count].bfloat16() for name, at in mapping.items()
-        }
-        torch.save(states, folder / "mp_rank_00_model_states.pt")
-    (root / "latest").write_text(f"global_step{STEPS[-1]}")
+    shard = optimizer_shard([(count * TENSORS, torch.rand)], [mapping])
+    outer = shard["optimizer_state_dict"]
+    outer["partition_count"] = [1]
+    outer["base_optimizer_state"]["state"][0]["step"] = torch.tensor(float(step))
+    torch.save(shard, folder / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    flat = outer["single_partition_of_fp32_groups"][0]
+    states = model_states(step, 1, 1)
+    states["param_shapes"] = [{name: torch.Size((count,)) for name in mapping}]
+    states["module"] = {
+        name: flat[at.start : at.start + count].bfloat16() for name, at in mapping.items()
+    }
+    torch.save(states, folder / "mp_rank_00_model_states.pt")
 
 
 def by_torch(root: Path) -> None:
