@@ -27,7 +27,7 @@ from bench.row import Row
 
 FEW, MANY = 64, 264
 QUICK = (4, 12)
-GOALS = {"plan": 8, "apply": 31, "undo": 21}
+GOALS = {"plan": 8, "apply": 26, "undo": 18}
 """For a shard. Those of an apply and of an undo are what is left where no guarantee is given up
 (`docs/decisions/0082-which-calls-a-shard-costs.md`)."""
 STATUS_GOAL = 3

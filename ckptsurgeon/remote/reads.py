@@ -114,6 +114,16 @@ def opened(path: Path, flags: int = 0) -> int:
     return descriptor
 
 
+def opened_even_by_link(path: Path, flags: int = 0) -> tuple[int, bool]:
+    """The same, and whether the name is a link. What is not a link is asked for once."""
+    try:
+        return opened(path, flags | os.O_NOFOLLOW), False
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    return opened(path, flags), True
+
+
 def need(descriptor: int, ranges: Iterable[Range]) -> None:
     """Have these bytes of an open file fetched, where it lies in a mirror. A range that goes past
     the end of the file ends there."""

@@ -101,14 +101,22 @@ def _saving(root: Path, format: Format, pointers: Mapping[str, int | None]) -> l
 
     def sign(item: Path, newer: bool) -> str:
         try:
-            status = item.lstat()
+            descriptor = reads.opened(item, os.O_NONBLOCK | os.O_NOFOLLOW)
         except FileNotFoundError:  # a trainer that cleans up
             return ""
-        if not stat.S_ISREG(status.st_mode):
-            return ""
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+                return ""
+            raise
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return ""
+            if _is_written(descriptor):
+                return "somebody has it open for writing"
+        finally:
+            os.close(descriptor)
         saved = status.st_mtime
-        if is_open(item):
-            return "somebody has it open for writing"
         if newer and saved > pointed and (ago := fresh(saved)):
             return (
                 f"written {ago} and newer than what the pointers name: a trainer may be saving it; "
@@ -174,14 +182,19 @@ def is_open(item: Path) -> bool:
     (`nfs4_add_lease`, `cifs_setlease` in Linux), so there it is not evidence."""
     descriptor = reads.opened(item, os.O_NONBLOCK)  # a FIFO must not wait
     try:
+        return _is_written(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_written(descriptor: int) -> bool:
+    try:
         # Who opens the file to write just now makes the kernel send a signal: SIGIO would end us.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
         return error.errno == errno.EAGAIN and mount.kind(descriptor) not in REMOTE
-    finally:
-        os.close(descriptor)
     return False
 
 

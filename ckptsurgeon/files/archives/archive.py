@@ -47,10 +47,10 @@ class Archive:
 
     It is the whole file, or `size` bytes from `start` on; all offsets count from there.
     `records` are its parts by name without the folder: `data.pkl` and one `data/<key>` for each
-    storage. `directory` is None if the file is of the format before torch 1.6, which has no CRCs.
-    """
+    storage. `directory` is None if the format is that of before torch 1.6, without CRCs."""
 
     size: int
+    is_link: bool  # its name
     folder: str
     records: Mapping[str, Record]
     directory: Directory | None
@@ -84,8 +84,9 @@ class Archive:
         SurgeryError if it changed meanwhile."""
         archive = cls(path, start, str(path) if length is None else f"{path}, from byte {start} on")
         archive._length = length
-        descriptor = archive._descriptor = reads.opened(path, os.O_NONBLOCK)
+        descriptor, archive.is_link = reads.opened_even_by_link(path, os.O_NONBLOCK)
         try:
+            archive._descriptor = descriptor
             archive._read_records(descriptor, length)
             yield archive
             if _identity(reads.status(descriptor)) != _identity(archive.status):
@@ -360,8 +361,7 @@ class Archive:
         """`<` or `>`, as the file says; files that say nothing are little-endian."""
         if self._order is None:
             self._order = "<"
-            record = self.records.get("byteorder")
-            if record is not None and record.size == 3:
+            if (record := self.records.get("byteorder")) is not None and record.size == 3:
                 text = self.read_at(self.payload("byteorder"), 3)
                 self._order = ">" if text == b"big" else "<"
         return self._order
