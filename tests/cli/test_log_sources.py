@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ckptsurgeon import Run
 from ckptsurgeon.look.logged import own
 from ckptsurgeon.look.timeline import timeline_of
+from ckptsurgeon.transaction.home import ROWS
 from tests.cli.conftest import Surgeon, hints
 from tests.support.event_logs import spiked, write_log
 from tests.support.mlruns import log_to_mlruns, mlruns_curves
@@ -109,6 +110,24 @@ def test_status_lists_each_with_its_last_step(surgeon: Surgeon, root: Path) -> N
         {"name": "logs/metrics.jsonl", "last_step": 40},
         {"name": "wandb/offline-run-1700000000-abc/run-abc.wandb", "last_step": 40},
     ]
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("folder", [".", "logs", "logs/csv/version_0", "a/b/c/d"])
+def test_what_a_rollback_would_cut_is_read(
+    surgeon: Surgeon, tmp_path: Path, folder: str, name: str
+) -> None:
+    """Wherever a table or lines lie in the run: the loss of `status` and `doctor` is there."""
+    root = make_run(tmp_path / "run", range(10, STEPS + 1, 10))
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    table = name.endswith(".csv")
+    rows = [f"{s},2.5" if table else f'{{"step": {s}, "loss": 2.5}}' for s in range(1, STEPS + 1)]
+    (root / folder / name).write_text("\n".join([*(["step,loss"] * table), *rows]) + "\n")
+    said = surgeon("rollback", "--to", 20, "-n", "-C", root).stdout
+    assert "20 of 40 rows stay, to step 20" in said
+    assert own(Run.open(root), {}).kept["loss"].steps[-1] == STEPS
+    assert "no logs were found" not in surgeon("doctor", "-C", root).stdout
+    assert "2.5" in surgeon("status", "-C", root).stdout
 
 
 def test_doctor_says_when_they_end_apart_and_how_to_cut_them(surgeon: Surgeon, root: Path) -> None:
