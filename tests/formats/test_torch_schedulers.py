@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -247,6 +250,76 @@ def test_the_position_of_a_scheduler_in_a_file_of_its_own(tmp_path: Path) -> Non
         scheduler.step()
     assert rates[0][0] == promised
     assert rates == [pytest.approx(step) for step in born("CosineAnnealingLR", 15)[11:]]
+
+
+def saved(folder: Path, scheduler: Callable[[Any], Any], steps: int, lr: Any = PEAK) -> Any:
+    """A step of Hugging Face's Trainer after so many steps of the scheduler, which is returned."""
+    import torch
+
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=lr)
+    made = scheduler(optimizer)
+    for _ in range(steps):
+        optimizer.step()
+        made.step()
+    folder.mkdir(parents=True)
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    torch.save(made.state_dict(), folder / "scheduler.pt")
+    torch.save({"weight": torch.ones(2)}, folder / "pytorch_model.bin")
+    (folder / "trainer_state.json").write_text(f'{{"global_step": {steps}, "log_history": []}}')
+    return made
+
+
+def test_a_class_with_the_keys_of_torchs_and_another_rule_is_refused(tmp_path: Path) -> None:
+    import torch
+
+    class Warming(torch.optim.lr_scheduler.CosineAnnealingLR):
+        """Its warm-up is in its code, and not among its keys."""
+
+        def get_lr(self) -> list[Any]:
+            return [min(1.0, (self.last_epoch + 1) / 9) * rate for rate in self.base_lrs]
+
+    def warming(optimizer: Any) -> Any:
+        return Warming(optimizer, T_max=20)
+
+    saved(tmp_path / "checkpoint-6", warming, 6)
+    for wanted in ({"lr": 1e-4}, {"min_lr": 1e-6}, {"position": 3}):
+        with pytest.raises(SurgeryError, match="CosineAnnealingLR at step 6 gives"):
+            plan(Run.open(tmp_path), from_data({"set": wanted}))
+
+
+@pytest.mark.long
+@given(
+    name=st.sampled_from(["CosineAnnealingLR", "StepLR", "LinearLR", "PolynomialLR", "OneCycleLR"]),
+    end=st.integers(2, 400),
+    passed=st.floats(0.0, 1.0),
+    floor=st.sampled_from([0.0, 1e-6]),
+    tensor=st.booleans(),
+)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_class_of_torch_is_taken_for_another(
+    tmp_path: Path, name: str, end: int, passed: float, floor: float, tensor: bool
+) -> None:
+    """Wherever its schedule stands, and with the errors of its own arithmetic."""
+    import torch
+    from torch.optim import lr_scheduler
+
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, end, eta_min=floor),
+        "StepLR": lambda o: lr_scheduler.StepLR(o, step_size=max(1, end // 3)),
+        "LinearLR": lambda o: lr_scheduler.LinearLR(o, total_iters=end),
+        "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, end, power=2.0),
+        "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, PEAK, total_steps=end + 1),
+    }
+    root = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+    rate = torch.tensor(PEAK) if tensor and name != "OneCycleLR" else PEAK
+    steps = int(passed * end)
+    with warnings.catch_warnings():  # of a step that has no gradients
+        warnings.simplefilter("ignore")
+        saved(root / f"checkpoint-{steps}", kinds[name], steps, rate)
+    for wanted in ({"lr": PEAK / 2}, {"position": steps // 2}):
+        assert plan(Run.open(root), from_data({"set": wanted})).promise is not None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -53,13 +53,15 @@ def refuse_low_peak(peak: float, floor: float, asserted: str = "") -> None:
         )
 
 
-def refuse_foreign(state: Mapping[str, Any], name: str, given: Sequence[Sequence[float]]) -> None:
+def refuse_foreign(
+    state: Mapping[str, Any], name: str, given: Sequence[Sequence[float]], near: float = 1e-15
+) -> None:
     """Raise SurgeryError for the state of a scheduler `name` whose last rates are none of those
-    that its formulas give."""
+    that its formulas give, to a millionth, or to `near`."""
     saved = [float(rate) for rate in state["_last_lr"]]
     for mine in given:
         pairs = zip(saved, mine, strict=True)
-        if all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-15) for a, b in pairs):
+        if all(math.isclose(a, b, rel_tol=1e-6, abs_tol=near) for a, b in pairs):
             return
     raise SurgeryError(
         f"the scheduler's last rate is {saved[0]!r}, and {name} at step {state['last_epoch']} "

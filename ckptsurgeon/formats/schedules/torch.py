@@ -23,6 +23,7 @@ from ckptsurgeon.formats.schedules.check import (
     AFTER_LOADING,
     kept_rates,
     one_scheduler,
+    refuse_foreign,
     refuse_low_peak,
     refuse_odd,
 )
@@ -48,6 +49,12 @@ NAMES = {
     "cycle_len": "decay", "num_steps": "decay",
 }  # fmt: skip
 """Field → what a plan calls it; all others are `lr`."""
+MOVED = (
+    "StepLR", "MultiStepLR", "ExponentialLR", "ConstantLR", "LinearLR", "PolynomialLR",
+)  # fmt: skip
+"""Those whose rate is computed where the position is new; else it is scaled."""
+DRIFT = 1e-3
+"""Share of the peak by which a class's own rates may be off its formula."""
 STRATEGIES = {"cosine": "cos", "linear": "linear"}
 
 
@@ -111,6 +118,7 @@ def reschedule(
                 next=AFTER_LOADING,
             )
         factor = values["lr"] / top
+    _refuse_other_rule(state, groups, values)
     new = one_cycle(state, groups, factor, values) if name == "OneCycleLR" else None
     if new is None:
         new = _recomputed(state, factor, values)
@@ -120,6 +128,23 @@ def reschedule(
                 group["initial_lr"] = old.get("initial_lr", 0.0) * factor
     refuse_rates(new.rates)
     return list(settings_of(checkpoint, places, new)), warnings_of(state, values)
+
+
+def _refuse_other_rule(
+    state: Mapping[str, Any], groups: Sequence[Mapping[str, float]], values: Mapping[str, Any]
+) -> None:
+    """Raise SurgeryError where a new rate is computed and the last one is not what the class gives:
+    a class of the trainer's own may save the same keys, and it goes on by its own rule.
+
+    The class adds up the errors of its rates step by step, with rates in a tensor of float32 to a
+    thousandth of the peak."""
+    name = torch_classes.kind(state)
+    if name == "OneCycleLR":
+        now = one_cycle(state, groups, 1.0, {}).rates
+    else:
+        moved = "position" in values and name in MOVED
+        now = _recomputed(state, 1.0, {"position": state["last_epoch"]} if moved else {}).rates
+    refuse_foreign(state, name, [now], DRIFT * max(peaks(state, groups), default=0.0))
 
 
 # --- each class ----------------------------------------------------------------------------------
