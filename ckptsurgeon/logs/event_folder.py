@@ -77,11 +77,13 @@ class EventFolder(LogSource):
     def counted(self) -> list[Counted]:
         files = [event_file.scan(path, salvage=True) for path in _written(self.path)]
         name = f"{relative(self.path, self.root)}/"
+        logs = []
         found = lineage.clocks(files)
-        return [
-            Counted(Stream.of(name, TENSORBOARD, points.steps.tolist()), points, series)
-            for series, points in found.items()
-        ]
+        for series, points in found.items():
+            its = name if len(found) == 1 else f"{name} (with the tag {series[0]})"
+            stream = Stream.of(its, TENSORBOARD, points.steps.tolist())
+            logs.append(Counted(stream, points, series))
+        return logs
 
     def cut(self, cut_: Cut) -> tuple[list[AnyChange], list[str]]:
         return cut.truncate(

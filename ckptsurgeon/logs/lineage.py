@@ -80,8 +80,10 @@ def trace(
                 result.flags[i] = _loose(known[i], marks.iteration)
             continue
         point = marks.counters().get(clock)
-        if clock == ITERATION:
-            point = marks.clocks.get(preferred[0], point)
+        if clock == ITERATION and marks.clocks:
+            if preferred[0] not in marks.clocks:
+                continue  # nobody knows what it counts, and all of it stays
+            point = marks.clocks[preferred[0]]
         if point is None:
             raise SurgeryError(
                 f"{members[0].index.path}: its tags count {clock}, not iterations, "

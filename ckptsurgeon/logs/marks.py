@@ -12,9 +12,9 @@ from ckptsurgeon.plans.frozen import frozen
 @frozen
 class Marks:
     """What the checkpoint itself says about step N: its counters, and when its files were written
-    (Unix time). Without a checkpoint only the iteration is known. `clocks` are tags of event files
-    that count something else, by the series that is most frequent among them, each with its number
-    at N."""
+    (Unix time). Without a checkpoint only the iteration is known. `clocks` are the numbers at N
+    of event files, each by the most frequent series there; where there are any, files of another
+    one stay as they are."""
 
     iteration: int
     samples: int | None = None

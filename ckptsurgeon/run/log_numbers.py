@@ -102,7 +102,7 @@ def tied(run: Run, checkpoint: Checkpoint, sources: Sequence[LogSource], number:
     where the steps may be epochs."""
     known = not isinstance(run.format, CountsSaves) and checkpoint.numbered
     said = run.logs.offset()
-    found, step, own = Tied({}, [], []), checkpoint.step, checkpoint.state().step
+    found, step = Tied({}, [], []), checkpoint.step
     logs: dict[LogSource, list[Counted]] = {}
     kinds: dict[Kind, list[Counted]] = {}
     for source in sources:
@@ -110,21 +110,24 @@ def tied(run: Run, checkpoint: Checkpoint, sources: Sequence[LogSource], number:
         logs[source] = [log for log in counted if log.stream.last is not None]
         for log in logs[source]:
             kinds.setdefault(log.kind, []).append(log)
-    places = {kind: _place(run, step, alike, said or 0) for kind, alike in kinds.items()}
-    offsets: dict[Kind, int | None] = dict.fromkeys(kinds, said or 0)
-    if said is None and not known:
-        offsets = {kind: _offset(run, kinds[kind], at, step) for kind, at in places.items()}
+    places: dict[Kind, tuple[int, int | None]] = {}
+    for kind, alike in kinds.items():
+        at = _place(run, step, alike, said or 0)
+        if at is not None and at in (step, checkpoint.state().step):
+            proven = said is None and not known
+            places[kind] = at, _offset(run, alike, at, step) if proven else said or 0
     for source, counted in logs.items():
-        ats = [places[log.kind] for log in counted]
-        epochs = source.counts_epochs() and (known or any(at != step for at in ats))
-        if epochs or any(at is None or at not in (step, own) for at in ats):
-            found.unknown.extend(log.stream for log in counted)
+        epochs = source.counts_epochs()
+        tie = {log.kind: places[log.kind] for log in counted if log.kind in places}
+        if epochs and (known or any(at != step for at, _ in tie.values())):
+            tie = {}
+        found.unknown.extend(log.stream for log in counted if log.kind not in tie)
+        if counted and not tie:
             continue
-        at = next((at for at in ats if at is not None), number)
-        offset = next((offsets[log.kind] or 0 for log in counted), said or 0)
-        clocks = {log.clock: (places[log.kind] or 0) + (offsets[log.kind] or 0) for log in counted}
-        found.at[source] = Place(at, at + offset, clocks)
-        found.doubtful.extend(log.stream for log in counted if offsets[log.kind] is None)
+        at, offset = next(iter(tie.values()), (number, said or 0))
+        clocks = {clock: at + (offset or 0) for (_, clock), (at, offset) in tie.items() if clock}
+        found.at[source] = Place(at, at + (offset or 0), clocks)
+        found.doubtful.extend(log.stream for log in counted if tie.get(log.kind, (0, 0))[1] is None)
     return found
 
 
