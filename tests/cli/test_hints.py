@@ -383,7 +383,7 @@ def test_all_names_that_a_trainer_saves_are_allowed_in_one_command(
     adam = {"state": {0: {"step": 4.0}}, "param_groups": [group], "history": names}
     write_torch_file(root / "checkpoint-4" / "optimizer.pt", adam)
     refused = surgeon("set", "beta2=0.9", "-y", "-C", root)
-    assert refused.exit_code == 1 and "no known trainer saves" in refused.stderr
+    assert refused.exit_code == 1 and "not known to be harmless" in refused.stderr
     (allowed,) = hints(refused.stderr)
     assert allowed.count("--allow-global") >= 2
     assert surgeon(*allowed).exit_code == 0

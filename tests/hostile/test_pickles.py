@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from ckptsurgeon.formats.fields.known_globals import EXACT, unknown
 from tests.conftest import Trained
 from tests.hostile.bad_pickles import CODE, REFUSED, SHORT, TOUCH, P
 from tests.hostile.hostile_run import (
@@ -70,6 +73,17 @@ def test_code_is_named_by_show_and_not_written(
     assert says in done[1]
     assert call("undo", "-C", root, "--yes")[0] == 0
     assert not list((tmp_path / "cwd").iterdir())
+
+
+def test_what_is_known_of_layers_is_a_layer() -> None:
+    """Their classes only build themselves when a pickle calls them."""
+    layers = [name for name in EXACT if name.startswith("torch.nn.modules.")]
+    for name in layers:
+        module, _, kind = name.rpartition(".")
+        assert issubclass(getattr(importlib.import_module(module), kind), torch.nn.Module), name
+    assert unknown(["ultralytics.nn.tasks.DetectionModel", *layers]) == [
+        "ultralytics.nn.tasks.DetectionModel"
+    ]
 
 
 @pytest.mark.parametrize("name", RANKS)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+import sys
+import types
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 UPDATES = 3
@@ -63,6 +67,27 @@ def timm(root: Path) -> Path:
     return root
 
 
+YOLO = "ultralytics.nn.tasks.DetectionModel"
+"""The class of the object that its saver writes; it may evaluate a text when it is called."""
+
+
+@contextmanager
+def _in_ultralytics() -> Iterator[type[torch.nn.Module]]:
+    """A class by that name, while it is saved."""
+    module, _, name = YOLO.rpartition(".")
+    made = type(name, (torch.nn.Sequential,), {"__module__": module})
+    with pytest.MonkeyPatch.context() as patch:
+        for above in ("ultralytics", "ultralytics.nn", module):
+            patch.setitem(sys.modules, above, types.SimpleNamespace(**{name: made}))
+        yield made
+
+
+def loaded(path: Path) -> Any:
+    """What torch reads where the class is known."""
+    with _in_ultralytics():
+        return torch.load(path, weights_only=False)
+
+
 def ultralytics(root: Path) -> Path:
     """`BaseTrainer.save_model` of ultralytics 8.4.190 with save_period=3: the model is one object,
     and what an optimizer has is of 16 bits. `save_metrics` counts epochs from 1, and these from 0.
@@ -78,8 +103,9 @@ def ultralytics(root: Path) -> Path:
         for each in state["state"].values():
             each |= {key: value.half() for key, value in each.items() if key != "step"}
         saved = {"epoch": epoch, "best_fitness": 0.5, "model": None, "updates": UPDATES * epoch}
-        saved |= {"ema": model, "optimizer": state, "scaler": {}, "train_args": {"lr0": 1e-3}}
-        torch.save(saved, folder / "last.pt")
+        saved |= {"optimizer": state, "scaler": {}, "train_args": {"lr0": 1e-3}}
+        with _in_ultralytics() as kind:
+            torch.save({**saved, "ema": kind(*model)}, folder / "last.pt")
         for name in [f"epoch{epoch}.pt"] * (epoch % 3 == 0) + ["best.pt"] * (epoch == 1):
             shutil.copyfile(folder / "last.pt", folder / name)
     return root

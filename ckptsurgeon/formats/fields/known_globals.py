@@ -1,4 +1,5 @@
-"""The globals that trainers write into shards; any other is reported, and not written by default.
+"""The globals that trainers write into shards, and that do no harm when they are called; any other
+is reported, and not written by default.
 
 A shard is read without importing what it names, but the trainer that loads it imports and calls it.
 So a surgery must not hand it on silently.
@@ -54,6 +55,17 @@ EXACT = frozenset(
     | {  # MMEngine's log, in each of its files
         f"mmengine.logging.history_buffer.HistoryBuffer{name}"
         for name in ("", ".current", ".max", ".mean", ".min")
+    }
+    | {  # what a model is made of that is saved as one object
+        f"torch.nn.modules.{name}"
+        for name in (
+            "activation.MultiheadAttention", "activation.ReLU", "activation.SiLU",
+            "activation.Tanh", "batchnorm.BatchNorm2d", "container.ModuleList",
+            "container.Sequential", "conv.Conv2d", "conv.ConvTranspose2d", "dropout.Dropout",
+            "linear.Identity", "linear.Linear", "linear.NonDynamicallyQuantizableLinear",
+            "normalization.LayerNorm", "padding.ZeroPad2d", "pooling.AdaptiveAvgPool2d",
+            "pooling.MaxPool2d", "sparse.Embedding", "upsampling.Upsample",
+        )
     }
     | {
         "apollo_torch.random_projector.GradientProjector",
@@ -111,6 +123,18 @@ CLASSES: Mapping[str, Collection[str]] = {
         "DTensor", "DTensorSpec", "DeviceMesh", "Partial", "Replicate", "Shard", "ShardOrderEntry",
         "TensorMeta", "_FlatLayout", "_MeshLayout", "_StridedShard",
     },
+    # The layers of 53 models of 8.4.190. The models themselves (`ultralytics.nn.tasks`) are not
+    # among them: one that is called with a text for its activation evaluates it.
+    "ultralytics": {
+        "A2C2f", "AAttn", "ABlock", "AConv", "ADown", "Attention", "Bottleneck", "C2", "C2PSA",
+        "C2f", "C2fCIB", "C3", "C3Ghost", "C3k", "C3k2", "CBFuse", "CBLinear", "CIB", "Classify",
+        "Concat", "Conv", "DFL", "DWConv", "DeformableTransformerDecoder",
+        "DeformableTransformerDecoderLayer", "Depth", "Detect", "ELAN1", "GhostBottleneck",
+        "GhostConv", "MLP", "MSDeformAttn", "OBB", "OBB26", "PSA", "PSABlock", "Pose", "Pose26",
+        "Proto", "Proto26", "RTDETRDecoder", "RealNVP", "RepBottleneck", "RepCSP", "RepConv",
+        "RepNCSPELAN4", "RepVGGDW", "ResNetBlock", "ResNetLayer", "SCDown", "SPP", "SPPELAN",
+        "SPPF", "Segment", "Segment26", "SemanticSegment", "v10Detect",
+    },
 }  # fmt: skip
 """Known by package and class: the modules inside have changed from version to version."""
 
@@ -147,7 +171,7 @@ def unknown(names: Iterable[str], allowed: Collection[str] = ()) -> list[str]:
 def notes(globals: Mapping[str, Iterable[str]]) -> list[str]:
     """One sentence for each shard of `globals` (file → `module.name`s) with an unknown one."""
     return [
-        f"{file} names {_shown(others)}, which no known trainer saves"
+        f"{file} names {_shown(others)}, not known to be harmless"
         for file, names in globals.items()
         if (others := unknown(names))
     ]
@@ -161,8 +185,8 @@ def refuse_unknown(globals: Mapping[str, Iterable[str]], allowed: Collection[str
         if others:
             allow = [word for name in others for word in ("--allow-global", name)]
             raise SurgeryError(
-                f"{file} names {_shown(others)}, which no known trainer saves; a trainer that "
-                "loads the shard imports it and may call it",
+                f"{file} names {_shown(others)}, not known to be harmless: a trainer that loads "
+                "the shard imports it and may call it",
                 next=[
                     "find out where the file comes from; do not load it",
                     again(*allow, why="if your own trainer saves all of them"),
