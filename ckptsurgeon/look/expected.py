@@ -60,7 +60,7 @@ def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
         before=next((r.before.lr for r in surgeries if r.before and _went(r)), None),
         batch_size=size,
         steady=not varies or size == state.batch_size,
-        epoch_steps=_epoch_steps(document),
+        epoch_steps=_epoch_steps(document) or _updates_of_an_epoch(run, step),
         skipped=next((p.value for p in _places(checkpoint, "skipped_steps")), None),
         steady_betas="betas" not in state.promise.one_step,
         remedy=tuple(_remedy(run, checkpoint, state, surgeries)),
@@ -225,6 +225,13 @@ def _epoch_steps(document: Mapping[str, Any]) -> float | None:
     if not isinstance(step, int) or not isinstance(epoch, (int, float)) or not epoch:
         return None
     return step / epoch
+
+
+def _updates_of_an_epoch(run: Run, step: int) -> float | None:
+    """The same of open_clip, whose steps are the epochs that have ended."""
+    ended = isinstance(run.format, CountsSaves) and run.format.name == "open-clip" and step
+    updates = run.format.updates(run.root, step) if isinstance(run.format, CountsSaves) else None
+    return updates / step if ended and updates else None
 
 
 def _remedy(run: Run, checkpoint: Checkpoint, state: State, surgeries: list[Receipt]) -> list[Hint]:

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from ckptsurgeon import Run, surgery
+from ckptsurgeon.cli import app
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.logs.rows import of_file
 from ckptsurgeon.recipe.file import from_data
 from tests.support.epoch_trainers import FOLDER, UPDATES
 from tests.support.launch import run_module
@@ -109,3 +112,20 @@ def test_a_rate_is_what_the_library_makes_of_it(root: Path, name: str) -> None:
     assert refused.value.next == ("start with --lr 0.0001",)
     used = resumed(name, root, "--lr", "1e-4")["lr"]
     assert used == pytest.approx(plain["lr"] / 10, rel=1e-12)
+
+
+def test_what_open_clip_says_is_compared(root: Path, name: str) -> None:
+    """Its own lines and points, of the epochs after the one that it went back to."""
+    if name != "open_clip latest":
+        pytest.skip("timm's lines are those of a script that its package does not have")
+    top = root.parent
+    operate(root, {"rollback": {"to": 2}})
+    (top / "out.log").unlink()
+    program(name, root, "--resume", "--report-to", "tensorboard")
+    step = f"agrees: step {2 * UPDATES + 1}"
+    for words in (("--log", top / "out.log"), ("--tb", top / "tensorboard")):
+        told = CliRunner().invoke(app, ["verify", "2", *map(str, words), "-C", str(root)])
+        assert told.exit_code == 0 and step in told.stdout, told.output
+        assert "lr: the trainer computes it again" in told.stdout
+    kept = of_file(top / "out.log", {}).kept
+    assert kept["loss"].steps.tolist() == list(range(2 * UPDATES + 1, 8 * UPDATES + 1))

@@ -19,13 +19,16 @@ from ckptsurgeon.logs.printed import (
     metaseq,
     nanotron,
     olmo_core,
+    open_clip,
     own_loop,
     torchtitan,
     transformers,
     verl,
 )
+from ckptsurgeon.logs.printed.comparison import Expected
 from ckptsurgeon.logs.printed.families import FAMILIES, Listener, families
 from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number, exact, rounded, significant
+from tests.support.promise import PROMISE
 from train.log import Report, loss_line
 from train.progress import Progress
 
@@ -74,6 +77,40 @@ def told(said: LoggedUpdate | None) -> dict[str, object]:
         for key, value in plain.items()
         if value is not False
     }
+
+
+@given(
+    size=st.integers(1, 64), updates=st.integers(1, 300), over=st.integers(0, 63),
+    each=st.integers(1, 50), first=st.integers(0, 20),
+)  # fmt: skip
+def test_open_clip_names_an_update_by_its_epochs(
+    size: int, updates: int, over: int, each: int, first: int
+) -> None:
+    """Samples beyond the last whole batch are counted in an epoch, and left out. Its line is that
+    of `train_one_epoch`, which logs the first update of each epoch and the last one."""
+    samples = size * updates + over % size
+    statements, truth = [], []
+    for epoch in (first, first + 1):
+        for i in range(updates):
+            if i % each == 0 or i + 1 == updates:
+                seen = (i + 1) * size
+                said = open_clip.read(
+                    f"2026-11-29,19:56:43 | INFO | Train Epoch: {epoch} [{seen:>9}/{samples} "
+                    f"({100.0 * (i + 1) / updates:.0f}%)] Data (t): 0.002 Batch (t): 0.028, "
+                    f"{70.3435:#g}/s, {70.3435:#g}/s/gpu LR: {5e-4:5f} Logit Scale: {14.286:.3f} "
+                    f"Contrastive_loss: {0.5:#.5g} ({0.6:#.5g}) Loss: {0.69315:#.5g} ({0.7:#.5g})"
+                )
+                assert said is not None and str(said.lr) == "0.000500"
+                assert said.loss is not None and said.loss.value == 0.69315
+                statements.append(said)
+                truth.append(epoch * updates + i + 1)
+    assert [each.step for each in open_clip.numbered(statements)] == truth
+    known = Expected(PROMISE, lambda *_: None, epoch_steps=float(updates))
+    assert [known.steps(said) for said in statements] == [range(n, n + 1) for n in truth]
+
+
+def test_an_example_of_torch_is_not_open_clip() -> None:
+    assert open_clip.read("Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.3") is None
 
 
 def test_megatron_says_the_counters_after_an_update_and_the_rate_of_the_next() -> None:

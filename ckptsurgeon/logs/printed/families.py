@@ -15,6 +15,7 @@ from ckptsurgeon.logs.printed import (
     metaseq,
     nanotron,
     olmo_core,
+    open_clip,
     own_loop,
     torchtitan,
     transformers,
@@ -48,6 +49,7 @@ LIGHTNING = Family(
 )
 VERL = Family(verl.NAME, verl.read, verl.POINTS)
 FAIRSEQ2 = Family(fairseq2.NAME, fairseq2.read, fairseq2.POINTS, fairseq2.PREFIXES)
+OPEN_CLIP = Family(open_clip.NAME, open_clip.read, open_clip.POINTS, late=open_clip.LATE)
 OWN = Family(own_loop.NAME, own_loop.read, own_loop.POINTS)
 """Heard where no other one says anything: its names are those that anybody may use."""
 COMPOSER = Family(composer.NAME, composer.read, composer.POINTS, composer.PREFIXES, composer.LATE)
@@ -63,6 +65,7 @@ FAMILIES: Mapping[str, Sequence[Family]] = {
     "lightning": (LIGHTNING, DEEPSPEED),
     "verl": (VERL,),
     "fairseq2": (FAIRSEQ2,),
+    "open-clip": (OPEN_CLIP,),
     "composer": (COMPOSER,),
     "composer-sharded": (COMPOSER,),
 }
