@@ -35,10 +35,11 @@ STEPS = {
 DESCRIBED = (
     "lightning", "lightning-sharded", "lightning-deepspeed", "nemo", "composer", "composer-sharded",
     "automodel", "verl", "lingua", "open-clip", "timm", "ultralytics", "fairseq2",
+    "litgpt", "litgpt-finetune",
 )  # fmt: skip
 """Pages in `described/`, asked after all of these."""
 PAGED = re.compile(
-    r".*\.(?:ckpt|pt|pth\.tar)|ep(?:och_)?\d.*|(?:global_)?step_\d+|.*step=\d+.*|.*-last|\d{10}"
+    r".*\.(?:ckpt|pt|pth\.tar)|ep(?:och_)?\d.*|(?:global_)?step[_-]\d+|.*step=\d+.*|.*-last|\d{10}"
     r"|weights"
 )
 """What a run of one of those pages has in its folder."""

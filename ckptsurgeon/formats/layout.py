@@ -154,6 +154,15 @@ class NamesEpochs(ABC):
 class CountsSaves(Format, ABC):
     """A trainer whose numbers of steps may count saves or epochs, or what its script counts."""
 
+    @property
+    def logs_counter(self) -> bool:
+        """Whether it is known that its logs count what `counted` says."""
+        return False
+
+    def counted(self, checkpoint: Checkpoint) -> int:
+        """What the trainer's own counter says of a step, which its logs may count."""
+        return checkpoint.state().step
+
     @once
     def updates(self, run: Path, step: int) -> int | None:
         """How many updates `step` is after, by what it holds: the counter of a page or an engine;
@@ -164,10 +173,11 @@ class CountsSaves(Format, ABC):
             checkpoint = self.open(run, step)
             state = checkpoint.state()
             positions = checkpoint.clear("position") if state.promise.adam_step is None else []
+            counted = self.counted(checkpoint)
         except (SurgeryError, OSError, *ODD):
             return None
-        if state.step != step:
-            return state.step
+        if counted != step or self.logs_counter:
+            return counted
         if state.promise.adam_step is None:
             return int(max(positions)) if positions else None
         return state.promise.adam_step + sum(

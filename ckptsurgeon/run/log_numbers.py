@@ -31,9 +31,14 @@ SAVES = 32
 def logged_at(run: Run, step: int, last: int, each: int = 1) -> int | None:
     """Where a log whose last point is at `last`, `each` steps after the one before it, has the
     saved `step`: at its number, or at the updates that it is after. None where the log ends with
-    neither of the newest step. Two that end alike are not told apart."""
+    neither of the newest step. Two that end alike are not told apart, but by a page that says what
+    is logged."""
     format, steps = run.format, run.steps()
-    if not isinstance(format, CountsSaves) or not steps or _ends_with(steps, last, each):
+    if not isinstance(format, CountsSaves) or not steps:
+        return step
+    if format.logs_counter:
+        return format.updates(run.root, step)
+    if _ends_with(steps, last, each):
         return step
     counts = [format.updates(run.root, saved) for saved in steps[-2:]]
     known = [count for count in counts if count is not None]
@@ -102,7 +107,9 @@ def tied(run: Run, checkpoint: Checkpoint, sources: Sequence[LogSource], number:
     where the steps may be epochs."""
     known = not isinstance(run.format, CountsSaves) and checkpoint.numbered
     said = run.logs.offset()
-    found, step = Tied({}, [], []), checkpoint.step
+    found, step, own = Tied({}, [], []), checkpoint.step, checkpoint.state().step
+    if isinstance(run.format, CountsSaves):
+        own = run.format.counted(checkpoint)
     logs: dict[LogSource, list[Counted]] = {}
     kinds: dict[Kind, list[Counted]] = {}
     for source in sources:
@@ -113,7 +120,7 @@ def tied(run: Run, checkpoint: Checkpoint, sources: Sequence[LogSource], number:
     places: dict[Kind, tuple[int, int | None]] = {}
     for kind, alike in kinds.items():
         at = _place(run, step, alike, said or 0)
-        if at is not None and at in (step, checkpoint.state().step):
+        if at is not None and at in (step, own):
             proven = said is None and not known
             places[kind] = at, _offset(run, alike, at, step) if proven else said or 0
     for source, counted in logs.items():

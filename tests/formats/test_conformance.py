@@ -35,6 +35,8 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "open-clip": epoch_runs.open_clip,
     "timm": epoch_runs.timm,
     "fairseq2": described_runs.fairseq2,
+    "litgpt": described_runs.litgpt,
+    "litgpt-finetune": described_runs.litgpt_finetune,
 }
 """Format without a column in the table, or page → how a run is made. The pages that are not here
 take their library."""

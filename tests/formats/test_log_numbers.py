@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ files:
   "ckpt-{step}.pt": {optimizers: [[optimizer]]FIELDS}
 """
 COUNTED = ", fields: {iteration: [[updates]]}"
+LOGGED = "logged: [logged]\n"
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,10 @@ class History:
 def trained(root: Path, told: History, points: Sequence[int] | None = None) -> Path:
     """What such a trainer leaves, and a log in it."""
     page = PAGE.replace("FIELDS", COUNTED if told.known == "counter" else "")
-    saved(root, told.steps(), page, adam=told.known == "optimizer")
+    if told.known == "logged":
+        page += LOGGED
+    count = partial(told.count, told.logged)
+    saved(root, told.steps(), page, adam=told.known == "optimizer", logged=count)
     numbers = told.points() if points is None else points
     log = root / "metrics.csv"
     log.write_text("step,loss\n" + "".join(f"{number},2.5\n" for number in numbers))
@@ -105,6 +110,8 @@ COUNTS = ["updates", "micro-batches", "samples", "epochs", "saves"]
 @example(History("updates", "micro-batches", saves=1, batches=2, each=3), 0)
 @example(History("updates", "epochs", epoch=24), 1)
 @example(History("saves", "epochs", epoch=12), 2)
+@example(History("updates", "micro-batches", "logged", saves=1, batches=2), 0)
+@example(History("updates", "micro-batches", "logged", batches=2, more=5), 0)
 @given(
     told=st.builds(
         lambda named, logged, known, saves, every, longer, batches, more, each: History(
@@ -112,7 +119,7 @@ COUNTS = ["updates", "micro-batches", "samples", "epochs", "saves"]
         ),
         st.sampled_from(["updates", "epochs", "saves"]),
         st.sampled_from(COUNTS),
-        st.sampled_from(["optimizer", "counter", "nothing"]),
+        st.sampled_from(["optimizer", "counter", "nothing", "logged"]),
         st.integers(1, 6),
         st.integers(2, 40),
         st.integers(1, 3),
@@ -125,7 +132,8 @@ COUNTS = ["updates", "micro-batches", "samples", "epochs", "saves"]
 def test_no_point_from_before_the_step_is_cut_and_none_from_after_it_stays_unnamed(
     tmp_path_factory: pytest.TempPathFactory, told: History, back: int
 ) -> None:
-    """Whatever steps and log count; and a log that counts as the steps do is cut."""
+    """Whatever steps and log count; and a log that counts as the steps do is cut, or one of which
+    the page says what it counts."""
     steps, points = told.steps(), told.points()
     assume(len(steps) == told.saves)  # an epoch has no two
     assume(told.each == 1 or 2 * told.each <= told.every)
@@ -136,6 +144,7 @@ def test_no_point_from_before_the_step_is_cut_and_none_from_after_it_stays_unnam
     surgery.apply(Run.open(log.parent), plan)
     if named(plan):
         assert log.read_bytes() == before
+        assert told.known != "logged"
         same = all(told.count(told.logged, after) == step for step, after in steps.items())
         assert not same or told.saves == 1
         return

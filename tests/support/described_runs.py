@@ -219,3 +219,42 @@ def fairseq2(root: Path) -> Path:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 torch.save(state, file)
     return root
+
+
+def litgpt(root: Path) -> Path:
+    """`save_checkpoint` of pretrain.py in LitGPT 0.5.13: two micro-batches are one update."""
+    model, adam = _model_and_adam()
+    for step in range(1, 7):
+        _update(model, adam)
+        counted = {"iter_num": 2 * step, "step_count": step, "train_dataloader": {"batch": step}}
+        _save_litgpt(root / f"step-{step:08d}", model, adam, counted)
+    return root
+
+
+def litgpt_finetune(root: Path) -> Path:
+    """`fit` of finetune/full.py of the same, with its scheduler."""
+    model, adam = _model_and_adam()
+    rise = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: step / 2)
+    fall = torch.optim.lr_scheduler.CosineAnnealingLR(adam, T_max=8)
+    schedule = torch.optim.lr_scheduler.SequentialLR(adam, [rise, fall], milestones=[2])
+    for step in range(1, 7):
+        _update(model, adam)
+        schedule.step()
+        counted = {"iter_num": step, "step_count": step, "scheduler": schedule.state_dict()}
+        _save_litgpt(root / f"step-{step:06d}", model, adam, counted)
+    return root
+
+
+def _update(model: torch.nn.Module, adam: Any) -> None:
+    model(torch.ones(3, 4)).pow(2).sum().backward()
+    adam.step()
+    adam.zero_grad()
+
+
+def _save_litgpt(folder: Path, model: torch.nn.Module, adam: Any, more: dict[str, Any]) -> None:
+    if more["step_count"] % 2:
+        return
+    folder.mkdir(parents=True)
+    state = {"model": model.state_dict(), "optimizer": adam.state_dict(), **more}
+    torch.save(state, folder / "lit_model.pth")
+    (folder / "hyperparameters.yaml").write_text("seed: 42\n")

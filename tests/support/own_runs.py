@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -19,8 +19,10 @@ def saved(
     *,
     adam: bool = True,
     times: Mapping[int, float] | None = None,
+    logged: Callable[[int], int] = int,
 ) -> None:
-    """Each step, with its updates in the optimizer and beside it, and when it was saved."""
+    """Each step, with its updates in the optimizer and beside it, what a log counts of them, and
+    when it was saved."""
     root.mkdir(parents=True)
     (root / "own.yaml").write_text(page)
     (root / "ckptsurgeon.yaml").write_text("format: own.yaml\n")
@@ -33,7 +35,8 @@ def saved(
         for state in optimizer.state.values():
             state["step"].fill_(updates)
         path = root / f"ckpt-{number}.pt"
-        torch.save({"optimizer": optimizer.state_dict(), "updates": updates}, path)
+        held = {"optimizer": optimizer.state_dict(), "updates": updates, "logged": logged(updates)}
+        torch.save(held, path)
         os.utime(path, ((times or {}).get(number, BEGAN + updates),) * 2)
 
 

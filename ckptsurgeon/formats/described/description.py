@@ -103,9 +103,10 @@ class Pointer:
 
 @frozen
 class Description:
-    """One trainer. `number` leads to the step in a file whose name has none; `last` are copies of a
-    step, or links to one, and what a restart loads; `pointer` is a text file that names a step.
-    Where a step is a folder, `within` says which, and in which of its files the number is.
+    """One trainer. `number` leads to the step in a file whose name has none, `logged` to what its
+    logs count where they do not count steps; `last` are copies of a step, or links to one, and what
+    a restart loads; `pointer` is a text file that names a step. Where a step is a folder, `within`
+    says which, and in which of its files the number is.
 
     `witness` names the library whose loader has resumed an edited checkpoint in a test; without it
     every plan says that none was asked. `logs` says by the name of the run's folder where its event
@@ -120,6 +121,7 @@ class Description:
     source: str = ""
     witness: str = ""
     number: KeyPath = ()
+    logged: KeyPath = ()
     within: Within | None = None
     last: tuple[FilePattern, ...] = ()
     pointer: Pointer | None = None
@@ -190,6 +192,7 @@ class Description:
             source=str(data.get("source", "")),
             witness=str(data.get("witness", "")),
             number=number,
+            logged=page.path(data.get("logged", []), "logged"),
             within=within,
             last=tuple(
                 page.pattern(text, folder=any(item.loader for item in contents.values()))

@@ -17,7 +17,7 @@ TORCH = "torch:"
 def shipped(name: str) -> Described:
     """The format of a page in this folder."""
     page = Description.read(Path(__file__).parent / f"{name}.yaml")
-    return OwnPage(page) if page.counts_epochs else Described(page)
+    return OwnPage(page) if page.counts_epochs or page.logged else Described(page)
 
 
 def named(name: str, known: Sequence[str]) -> Described:
