@@ -7,7 +7,7 @@ import io
 import json
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 END = 256 << 10
 """Bytes at the end of a file in which its last step is looked for."""
 CHUNK = 1 << 20
-EPOCHS = "epoch"
-"""What counts the records of a file that has no usual name for it."""
+EPOCHS, UPDATES = "epoch", "iter"
+"""What counts the records of a file that has no usual name for it, or two of them."""
 
 
 class RowFile(LogSource):
@@ -55,7 +55,7 @@ class RowFile(LogSource):
         return [Stream.of(relative(self.path, self.root), self.path.name, steps)]
 
     def counts_epochs(self) -> bool:
-        return self._counter is not None
+        return self._counter == EPOCHS
 
     def counted(self) -> list[Counted]:
         read = _Index(self.path, self._counter)
@@ -165,17 +165,26 @@ def counts(path: Path) -> str:
         return ""
     if len(set(steps)) < 2 or steps != sorted(steps):
         return ""
-    return f"{'steps' if own is None else 'epochs'}, up to {steps[-1]}"
+    return f"{'epochs' if own == EPOCHS else 'steps'}, up to {steps[-1]}"
 
 
 def _counting(path: Path) -> str | None:
-    """`epoch` where that alone counts the first records, None where a usual name does."""
+    """`epoch` where that alone counts the first records, `iter` where steps without one count
+    something else, None where a usual name does."""
     with path.open("rb") as file:
         head = file.read(END)
-    names = [list(each.item) for each in _records(io.BytesIO(head), EPOCHS)]
-    if any(signals.step_name(each, None) is not None for each in names):
-        return None
-    return EPOCHS if any(EPOCHS in each for each in names) else None
+    items = [each.item for each in _records(io.BytesIO(head), EPOCHS)]
+    if any(signals.step_name(each, None) is not None for each in items):
+        return UPDATES if _apart(items) else None
+    return EPOCHS if any(EPOCHS in each for each in items) else None
+
+
+def _apart(items: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether `step` says what `iter` does, and is alone in other records: MMEngine gives a
+    validation the number of its epoch, which is none of updates."""
+    steps = [item for item in items if "step" in item]
+    both = [item for item in steps if UPDATES in item]
+    return 0 < len(both) < len(steps) and all(item["step"] == item[UPDATES] for item in both)
 
 
 def _ending(path: Path, own: str | None = None) -> list[int]:

@@ -130,9 +130,10 @@ def _read(
         clean = (line.replace("\0", "") for line in lines)
         table = csv.DictReader(clean, delimiter=separator)
         return _known(path, table, own, step, columns), ()
-    if path.suffix == ".json":
+    whole = _object(first)
+    if path.suffix == ".json" and (whole is None or "log_history" in whole):
         return _known(path, _document(path, first + file.read(MAX_DOCUMENT)), own, step), ()
-    if first.lstrip().startswith("{") and _object(first) is not None:
+    if whole is not None:
         objects = (item for line in lines if (item := _object(line)) is not None)
         try:
             return _known(path, objects, own, step), ()

@@ -18,8 +18,10 @@ EVENTS = "tfevents"
 """What the name of each event file has in it."""
 ROWS = ("metrics.csv", "metrics.jsonl", "trainer_log.jsonl")
 """Logs that are known by name alone: of Lightning, of many trainers, of LLaMA-Factory."""
-PAGED = re.compile(r"(?:.*/)?(?:summary\.csv|results\.csv|metrics/(?:[^/]+/){0,2}[^/]+\.jsonl)")
-"""The path of a log that pages here name: of timm, of Ultralytics YOLO, of fairseq2."""
+PAGED = re.compile(
+    r"(?:.*/)?(?:summary\.csv|results\.csv|metrics/(?:[^/]+/){0,2}[^/]+\.jsonl|vis_data/[^/]+\.json)"
+)
+"""The path of a log that pages here name: of timm, of Ultralytics YOLO, of fairseq2, of MMEngine."""
 NOTE = ".ckptsurgeon"
 """How the name of the event file ends that holds a note."""
 PARTIAL = ".partial"

@@ -169,3 +169,29 @@ def test_what_stays_is_one_history_without_a_step_back(
     assert trail.leading_to(kept, nan[flags], Marks(point), LOG).all()
     if steps[0] <= point:
         assert len(kept)
+
+
+@given(
+    updates=st.integers(2, 30),
+    each=st.integers(1, 5),
+    to=st.integers(0, 31),
+    counted=st.sampled_from(["epochs", "nothing"]),
+)
+def test_a_validation_that_counts_epochs_goes_with_the_update_before_it(
+    tmp_path_factory: pytest.TempPathFactory, updates: int, each: int, to: int, counted: str
+) -> None:
+    """As MMEngine's: `iter` and `step` agree, and a `step` alone is of an epoch, or 0."""
+    told: list[tuple[int, str]] = []
+    for n in range(1, updates + 1):
+        told.append((n, json.dumps({"iter": n, "step": n, "loss": 1.0})))
+        if n % each == 0:
+            step = n // each if counted == "epochs" else 0
+            told.append((n, json.dumps({"accuracy": 1.0, "step": step})))
+    root = tmp_path_factory.mktemp("run")
+    path = root / "scalars.json"
+    path.write_text("".join(f"{line}\n" for _, line in told))
+    (stream,) = RowFile(path, root).streams()
+    assert stream.last == updates
+    changes, _ = RowFile(path, root).cut(Cut(Marks(to, None, None, SAVED), None))
+    left = made(root, changes).get("scalars.json", path.read_bytes()).decode().splitlines()
+    assert left == [line for n, line in told if n <= to]
