@@ -21,7 +21,7 @@ ROWS = ("metrics.csv", "metrics.jsonl", "trainer_log.jsonl")
 PAGED = re.compile(
     r"(?:.*/)?(?:summary\.csv|results\.csv|metrics/(?:[^/]+/){0,2}[^/]+\.jsonl|vis_data/[^/]+\.json)"
 )
-"""The path of a log that pages here name: of timm, of Ultralytics YOLO, of fairseq2, of MMEngine."""
+"""The path of a log that pages here name: of timm, Ultralytics YOLO, fairseq2, MMEngine."""
 NOTE = ".ckptsurgeon"
 """How the name of the event file ends that holds a note."""
 PARTIAL = ".partial"

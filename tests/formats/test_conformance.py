@@ -37,6 +37,8 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "fairseq2": described_runs.fairseq2,
     "litgpt": described_runs.litgpt,
     "litgpt-finetune": described_runs.litgpt_finetune,
+    "mmengine": described_runs.mmengine,
+    "mmengine-epochs": partial(described_runs.mmengine, by="epoch"),
 }
 """Format without a column in the table, or page → how a run is made. The pages that are not here
 take their library."""

@@ -245,6 +245,34 @@ def litgpt_finetune(root: Path) -> Path:
     return root
 
 
+def mmengine(root: Path, by: str = "iter") -> Path:
+    """`Runner.save_checkpoint` of mmengine 0.10.7, with a LinearLR that is over."""
+    root.mkdir(parents=True)
+    model, adam = _model_and_adam()
+    for group in adam.param_groups:
+        group["initial_lr"] = group["lr"]
+    for step in range(1, 7):
+        _update(model, adam)
+        if step % 2:
+            continue
+        number = step if by == "iter" else step // 2
+        schedule = {
+            "param_name": "lr", "begin": 0, "end": 1, "by_epoch": False, "last_step": 0,
+            "base_values": [1e-3], "_last_value": [1e-3], "_global_step": step, "verbose": False,
+            "start_factor": 1.0, "end_factor": 1.0, "total_iters": 1,
+        }  # fmt: skip
+        state = {
+            "meta": {"iter": step, "epoch": number if by == "epoch" else 0},
+            "state_dict": model.state_dict(),
+            "message_hub": {"runtime_info": {"iter": step}},
+            "optimizer": adam.state_dict(),
+            "param_schedulers": [schedule],
+        }
+        torch.save(state, root / f"{by}_{number}.pth")
+        (root / "last_checkpoint").write_text(str(root / f"{by}_{number}.pth"))
+    return root
+
+
 def _update(model: torch.nn.Module, adam: Any) -> None:
     model(torch.ones(3, 4)).pow(2).sum().backward()
     adam.step()

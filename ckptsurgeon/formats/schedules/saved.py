@@ -9,7 +9,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.fields.values import Located, Place, Setting
-from ckptsurgeon.formats.schedules import annealing, nemo, torch, torch_classes
+from ckptsurgeon.formats.schedules import annealing, mmengine, nemo, torch, torch_classes
 from ckptsurgeon.formats.schedules.check import AFTER_LOADING
 from ckptsurgeon.plans.promise import Caveat
 
@@ -34,6 +34,8 @@ def reschedule(
     with understood(checkpoint.path):
         if torch_classes.is_torch(schedule):
             return torch.reschedule(checkpoint, values)
+        if mmengine.is_one(schedule):
+            return mmengine.reschedule(checkpoint, values)
         if schedule is not None:
             why = "no scheduler of torch saves such keys"
             if (

@@ -11,7 +11,7 @@ from ckptsurgeon.formats.capabilities import Cools
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.fields.values import Decay, Located, Place, Setting
-from ckptsurgeon.formats.schedules import saved, torch, torch_classes, torch_cooldown
+from ckptsurgeon.formats.schedules import mmengine, saved, torch, torch_classes, torch_cooldown
 from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.plans.edits import Key
 
@@ -77,6 +77,9 @@ class TorchSchedulers(Checkpoint, Cools):
             return torch_classes.words(schedule), torch.peak(self) if one and self.locate(
                 "lr"
             ) else None
+        if mmengine.is_one(schedule):
+            states = [place.value for place in self.locate("scheduler")]
+            return mmengine.words(states), mmengine.peak(schedule)
         if schedule is not None:
             return UNKNOWN, None
         unseen = saved.is_unseen(self, schedule)

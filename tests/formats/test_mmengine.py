@@ -1,0 +1,257 @@
+"""MMEngine's own Runner trains, is edited by its pages, and resumes; its schedulers follow a new
+peak. Run by `make test-formats`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ckptsurgeon import Run, look, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.look.logged import own
+from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.surgery.fork import fork
+from tests.support.launch import by_step
+from tests.support.newest_megatron import beside
+from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate, take_back
+
+pytestmark = [pytest.mark.formats, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+KINDS = {"mmengine": (8, 4, 4), "mmengine-epochs": (12, 2, 6)}
+"""Page → updates, a step to go back to, and its updates."""
+PEAK, FLOOR = 1e-2, 1e-4
+WARM = {"type": "LinearLR", "by_epoch": False, "start_factor": 0.1, "end": 3}
+COSINE = {
+    "type": "CosineAnnealingLR", "by_epoch": False, "begin": 3, "end": 20, "T_max": 17,
+    "eta_min": FLOOR,
+}  # fmt: skip
+
+
+def trained(name: str, root: Path, *words: object) -> dict[int, Any]:
+    """What each update of this start used, by its number."""
+    epochs = ["--epochs"] * (name == "mmengine-epochs")
+    schedules = json.dumps([WARM, COSINE])
+    given = (root, KINDS[name][0], schedules, "--best", *epochs, *words)
+    # Its loader does not say whether it takes weights alone, which torch wants since 2.6.
+    usual = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+    return by_step("tests.support.mmengine_trainer", *given, environment=usual)
+
+
+@pytest.fixture(scope="module")
+def began(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[int, Any]]]:
+    """By the page a run, and what its updates used."""
+    needed()
+    roots = {name: tmp_path_factory.mktemp("began") / name for name in KINDS}
+    return {name: (root, trained(name, root)) for name, root in roots.items()}
+
+
+def needed() -> None:
+    if not (beside("trainers") / "mmengine").is_dir():
+        pytest.skip("make test-formats installs MMEngine")
+
+
+@pytest.fixture(params=KINDS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def root(began: dict[str, tuple[Path, Any]], name: str, tmp_path: Path) -> Path:
+    """A copy where the trainer may have written it: its pointer has its path."""
+    root = Path(shutil.copytree(began[name][0], tmp_path / name))
+    pointer = root / "last_checkpoint"
+    pointer.write_text(str(root / Path(pointer.read_text()).name))
+    return root
+
+
+def test_it_is_known_and_resumes_what_was_promised(
+    began: dict[str, tuple[Path, Any]], root: Path, name: str
+) -> None:
+    _, to, updates = KINDS[name]
+    assert Run.open(root).format.name == name
+    before = snapshot(root)
+    wanted = {"lr": PEAK / 2, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.3}
+    promise = operate(root, {"rollback": {"to": to}, "set": wanted}).promise
+    tables = [*root.glob("*/vis_data/*.json")]
+    assert len(tables) == 2  # one is called by the time of the start
+    for table in tables:
+        rows = [json.loads(line) for line in table.read_text().splitlines()]
+        assert [row["iter"] for row in rows if "iter" in row] == [*range(1, updates + 1)]
+    saved = shutil.copytree(root, root.with_name("saved"))
+    said = trained(name, root, "--resume")
+    first = said[updates + 1]
+    assert [*said] == [*range(updates + 1, KINDS[name][0] + 1)] and promise is not None
+    assert (first["lr"], first["betas"][1], first["eps"]) == (promise.lr, 0.9, 1e-6)
+    assert first["weight_decay"] == 0.3 and first["norm"] > 0
+    assert first["adam_step"] == promise.adam_step == updates
+    for number, used in said.items():  # half of the peak, the same floor
+        plain = began[name][1][number]["lr"] - FLOOR
+        share = (PEAK / 2 - FLOOR) / (PEAK - FLOOR)
+        assert used["lr"] == pytest.approx(plain * share + FLOOR, rel=1e-6)
+    shutil.rmtree(root)
+    saved.rename(root)
+    take_back(root, before)
+
+
+def test_a_reset_and_a_fork_are_resumed(root: Path, name: str, tmp_path: Path) -> None:
+    """The pointer of the fork names its own file, and not that of the first run."""
+    _, to, updates = KINDS[name]
+    fork(Run.open(root), to, tmp_path / "branch", from_data({"reset": ["moments"]}), "copy")
+    first = trained(name, tmp_path / "branch", "--resume")[updates + 1]
+    assert (first["adam_step"], first["norm"]) == (0, 0)
+
+
+def test_its_log_is_read(root: Path, name: str) -> None:
+    loss = own(Run.open(root), {}).kept["loss"]
+    assert [*loss.steps] == [*range(1, KINDS[name][0] + 1)]
+    assert look.verify(Run.open(root), level=4).findings == ()
+
+
+# --- its schedulers ------------------------------------------------------------------------------
+
+LENGTH = 12
+LINEAR = st.builds(
+    lambda start, end: {"type": "LinearLR", "start_factor": start, "end": end},
+    st.sampled_from([0.1, 0.5]), st.integers(2, 5),
+)  # fmt: skip
+LATER = st.one_of(
+    st.builds(lambda size: {"type": "StepLR", "step_size": size}, st.integers(1, 4)),
+    st.builds(lambda at: {"type": "MultiStepLR", "milestones": at}, st.just([4, 7])),
+    st.just({"type": "ExponentialLR", "gamma": 0.9}),
+    st.just({"type": "ConstantLR", "factor": 0.5, "end": 9}),
+    st.builds(
+        lambda floor: {"type": "CosineAnnealingLR", "T_max": 20, "eta_min": floor},
+        st.sampled_from([0.0, 1e-3]),
+    ),
+    st.just({"type": "CosineAnnealingLR", "T_max": 20, "eta_min_ratio": 0.1}),
+    st.builds(
+        lambda power: {"type": "PolyLR", "power": power, "eta_min": 1e-3, "end": 20},
+        st.sampled_from([0.9, 1.0, 2.0]),
+    ),
+)
+
+
+def wrapped(peak: float, groups: int) -> Any:
+    """An optimizer of `groups`, of which the second has half the rate, as MMEngine wraps it."""
+    from mmengine.optim import OptimWrapper
+
+    torch.manual_seed(1)
+    sets = [
+        {"params": [torch.nn.Parameter(torch.ones(2))], "lr": peak / 2**i} for i in range(groups)
+    ]
+    return OptimWrapper(torch.optim.AdamW(sets, lr=peak))
+
+
+def scheduled(adam: Any, configs: list[dict[str, Any]]) -> list[Any]:
+    from mmengine.optim import scheduler
+
+    return [
+        getattr(scheduler, each["type"])(
+            adam, by_epoch=False, **{key: value for key, value in each.items() if key != "type"}
+        )
+        for each in configs
+    ]
+
+
+def stepped(adam: Any, schedules: list[Any], updates: int) -> Iterator[list[float]]:
+    """The rates of so many updates."""
+    for _ in range(updates):
+        yield [group["lr"] for group in adam.param_groups]
+        for group in adam.optimizer.param_groups:
+            for weight in group["params"]:
+                weight.grad = torch.ones(2)
+        adam.step()
+        for schedule in schedules:
+            schedule.step()
+
+
+def rates_from_the_start(peak: float, configs: list[dict[str, Any]], groups: int) -> list[Any]:
+    adam = wrapped(peak, groups)
+    return [*stepped(adam, scheduled(adam, configs), LENGTH)]
+
+
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@example(None, {"type": "PolyLR", "power": 2.0, "eta_min": 1e-3, "end": 10}, 11, 1, 5e-3)
+@example({"type": "LinearLR", "start_factor": 0.1, "end": 3}, dict(COSINE, begin=3), 2, 2, 2e-2)
+@given(
+    first=st.one_of(st.none(), LINEAR),
+    later=LATER,
+    at=st.integers(1, LENGTH - 1),
+    groups=st.integers(1, 2),
+    peak=st.sampled_from([5e-3, 2e-2]),
+)
+def test_a_new_peak_gives_the_rates_of_a_run_that_began_with_it(
+    tmp_path_factory: pytest.TempPathFactory,
+    first: dict[str, Any] | None,
+    later: dict[str, Any],
+    at: int,
+    groups: int,
+    peak: float,
+) -> None:
+    """From wherever it is set, or it is refused: by the classes of the library."""
+    needed()
+    imported()
+    later = {key: value for key, value in later.items() if key != "by_epoch"}
+    configs = [each for each in (first, {"begin": (first or {}).get("end", 0), **later}) if each]
+    adam = wrapped(PEAK, groups)
+    schedules = scheduled(adam, configs)
+    assert [*stepped(adam, schedules, at)]
+    root = tmp_path_factory.mktemp("run")
+    saved = {
+        "meta": {"iter": at, "epoch": 0},
+        "state_dict": {},
+        "message_hub": {},
+        "optimizer": adam.state_dict(),
+        "param_schedulers": [schedule.state_dict() for schedule in schedules],
+    }
+    torch.save(saved, root / f"iter_{at}.pth")
+    (root / "last_checkpoint").write_text(str(root / f"iter_{at}.pth"))
+    plan = surgery.plan(Run.open(root), from_data({"set": {"lr": peak}}))
+    surgery.apply(Run.open(root), plan)
+    loaded = torch.load(root / f"iter_{at}.pth", weights_only=False)
+    adam = wrapped(PEAK, groups)
+    schedules = scheduled(adam, configs)
+    adam.load_state_dict(loaded["optimizer"])
+    for schedule, state in zip(schedules, loaded["param_schedulers"], strict=True):
+        schedule.load_state_dict(state)
+    rates = [*stepped(adam, schedules, LENGTH - at)]
+    wanted = rates_from_the_start(peak, configs, groups)[at:]
+    assert plan.promise is not None and rates[0][0] == plan.promise.lr
+    assert torch.tensor(rates).allclose(torch.tensor(wanted), rtol=1e-5, atol=0)
+
+
+def imported() -> None:
+    """In this process, once."""
+    from tests.support import mmengine_trainer
+
+    assert mmengine_trainer.PEAK == PEAK and "mmengine" in sys.modules
+
+
+def test_a_class_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    needed()
+    imported()
+    adam = wrapped(PEAK, 1)
+    (schedule,) = scheduled(
+        adam,
+        [{"type": "CosineRestartLR", "periods": [3, 3], "restart_weights": [1, 1], "eta_min": 0}],
+    )
+    assert [*stepped(adam, [schedule], 2)]
+    saved = {
+        "meta": {"iter": 2},
+        "state_dict": {},
+        "message_hub": {},
+        "optimizer": adam.state_dict(),
+    }
+    torch.save({**saved, "param_schedulers": [schedule.state_dict()]}, tmp_path / "iter_2.pth")
+    (tmp_path / "last_checkpoint").write_text(str(tmp_path / "iter_2.pth"))
+    with pytest.raises(SurgeryError, match="one of MMEngine's with cumulative_periods"):
+        surgery.plan(Run.open(tmp_path), from_data({"set": {"lr": 1e-3}}))
