@@ -128,7 +128,7 @@ class DeepSpeedCheckpoint(
                 "an lr",
                 next=AFTER_LOADING,
             )
-        if schedule is not None and "start_lr" in schedule and self.groups_win:
+        if schedule is not None and self.groups_win and not self.bundled:
             annealing.refuse_other_rule(self)
         settings, warnings = annealing.reschedule(self, values)
         if schedule is not None and self.megatron:

@@ -114,7 +114,7 @@ def learning_rate(schedule: Mapping[str, Any]) -> float:
 
 def refuse_other_rule(checkpoint: Checkpoint) -> None:
     """Raise SurgeryError where no group has the rate that AnnealingLR gives at the saved position:
-    other schedulers saved its keys of 2020, too, and have rules of their own."""
+    a scheduler of one's own may save its keys, and has another rule."""
     present, places = checkpoint.state().schedule, checkpoint.locate("lr")
     if present is None or not places:
         return
