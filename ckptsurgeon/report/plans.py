@@ -197,9 +197,9 @@ COUNTED = ("adam_step", "consumed_samples", "data_batches", "data_epoch", "rewar
 
 
 _RESTORED = {
-    SAME: "byte for byte what it was before",
-    CHANGED: "what it was before",
-    "": "restored, and was not compared with what it was before",
+    SAME: "{are} byte for byte what {were} before",
+    CHANGED: "{are} what {were} before",
+    "": "{are} restored, and not compared with what {were} before",
 }
 """What an undo may say, by what it compared."""
 
@@ -234,12 +234,16 @@ def done(
 
 
 def _restored(receipt: Receipt, whole: bool = True) -> str:
-    """What an undo brought back, by what it compared; empty for any other surgery."""
+    """What an undo brought back, by what it compared; empty for any other surgery. Other files of
+    the run, as its trainer's config, are not looked at."""
     if receipt.undoes is None:
         return ""
-    what = "the run is" if receipt.steps and whole else "what it changed is"
+    what, are, were = "what it changed", "is", "it was"
+    if receipt.steps and whole:
+        what, are, were = "checkpoints and logs", "are", "they were"
     but = ", but for files taken or left as they are" if receipt.restored == CHANGED else ""
-    return f"; {what} {_RESTORED.get(receipt.restored, _RESTORED[''])} {receipt.undoes}{but}"
+    how = _RESTORED.get(receipt.restored, _RESTORED[""]).format(are=are, were=were)
+    return f"; {what} {how} {receipt.undoes}{but}"
 
 
 def _fresh(receipt: Receipt) -> bool:

@@ -44,7 +44,7 @@ def test_a_rollback_is_done_shown_and_undone(surgeon: Surgeon, trained: Trained)
     assert "  checkpoints  < 6 8 " in shown
     assert "~ global_step4 → global_step8" in shown
     undone = surgeon("undo", "--yes", "--why", "by mistake", "-C", root)
-    assert "the run is byte for byte what it was before 0001" in undone.stdout
+    assert "checkpoints and logs are byte for byte what they were before 0001" in undone.stdout
     assert snapshot(root) == before
     log = surgeon("log", "-C", root).stdout
     assert "why: by mistake" in log

@@ -225,7 +225,10 @@ def test_an_interrupted_undo_is_finished_and_can_be_taken_back(
         surgery.apply(run, surgery.plan_undo(run), progress=stop)
     copy = shutil.copytree(root, root.parent / "copy")
     finished = surgeon("recover", "-C", root)
-    assert "receipt 0002; the run is byte for byte what it was before 0001" in finished.stdout
+    assert (
+        "receipt 0002; checkpoints and logs are byte for byte what they were before 0001"
+        in finished.stdout
+    )
     told = json.loads(surgeon("recover", "--json", "-C", copy).stdout)
     assert (told["receipt"], told["restored"]) == ("0002", "same")
     *_, back = hints(finished.stdout)

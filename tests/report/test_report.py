@@ -310,7 +310,7 @@ done: receipt 0001; verified: step 6211 uses lr 2.685e-05, skip 6900-7010
     )
     undo = replace(RECEIPT, id="0002", promise=None, undoes="0001", steps=(6210,), restored="same")
     assert report.done(undo, LOOK, back=command("redo")) == (
-        "done: receipt 0002; the run is byte for byte what it was before 0001\n"
+        "done: receipt 0002; checkpoints and logs are byte for byte what they were before 0001\n"
         "  redo     ckptsurgeon redo\n"
         "  resume   ckptsurgeon relaunch"
     )

@@ -60,7 +60,7 @@ def test_an_older_receipt_is_undone_and_redone(surgeon: Surgeon, before: Path, a
     ]
     undone = surgeon("undo", "-C", after, "--yes")
     assert undone.exit_code == 0, undone.output
-    assert "the run is byte for byte what it was before 0001" in undone.stdout
+    assert "checkpoints and logs are byte for byte what they were before 0001" in undone.stdout
     assert snapshot(after) == snapshot(before)
     assert surgeon("redo", "-C", after, "--yes").exit_code == 0
     assert snapshot(after) == operated

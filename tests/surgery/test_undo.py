@@ -77,7 +77,7 @@ def test_what_was_trained_on_an_edited_step_goes_when_its_edit_goes(
         del before[own], after[own]
     assert after == before
     assert (root / f".ckptsurgeon/attic/{undone.id}/global_step10").is_dir()
-    assert "the run is byte for byte" in report.done(undone, Style(width=200))
+    assert "checkpoints and logs are byte for byte" in report.done(undone, Style(width=200))
 
 
 def test_undo_of_renamed_tags_leaves_what_was_trained_since(trained: Trained) -> None:
