@@ -287,6 +287,17 @@ def test_a_class_with_the_keys_of_torchs_and_another_rule_is_refused(tmp_path: P
             plan(Run.open(tmp_path), from_data({"set": wanted}))
 
 
+def test_a_state_without_the_last_rates_is_compared_with_nothing(tmp_path: Path) -> None:
+    import torch
+
+    saved(tmp_path / "checkpoint-6", lambda o: schedulers()["CosineAnnealingLR"](o), 6)
+    path = tmp_path / "checkpoint-6" / "scheduler.pt"
+    state = torch.load(path)
+    del state["_last_lr"]
+    torch.save(state, path)
+    assert plan(Run.open(tmp_path), from_data({"set": {"lr": 1e-4}})).promise is not None
+
+
 @pytest.mark.long
 @given(
     name=st.sampled_from(["CosineAnnealingLR", "StepLR", "LinearLR", "PolynomialLR", "OneCycleLR"]),

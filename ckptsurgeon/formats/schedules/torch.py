@@ -139,6 +139,8 @@ def _refuse_other_rule(
     The class adds up the errors of its rates step by step, with rates in a tensor of float32 to a
     thousandth of the peak."""
     name = torch_classes.kind(state)
+    if "_last_lr" not in state:  # it was saved before torch 1.4
+        return
     if name == "OneCycleLR":
         now = one_cycle(state, groups, 1.0, {}).rates
     else:
