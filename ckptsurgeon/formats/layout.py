@@ -134,6 +134,10 @@ class SavesOver(ABC):
     def saved_over(self, run: Path, step: int) -> list[Path]:
         """The files of `step` whose names are the same for each step."""
 
+    def instead_of(self, run: Path, step: int) -> list[str]:
+        """Why an older `step` is gone, which was saved over, and what helps who wants it."""
+        return [""]
+
 
 class CleansUp(ABC):
     """A trainer whose clean-up would count what lies in an attic under its own name."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError, first_few
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import Checkpoint, Format, State
-from ckptsurgeon.formats.layout import CleansUp, resumes
+from ckptsurgeon.formats.layout import CleansUp, SavesOver, resumes
 from ckptsurgeon.formats.optimizers import pages
 from ckptsurgeon.formats.optimizers.table import TABLE, Known
 from ckptsurgeon.formats.step_folders import is_link, number_of
@@ -216,9 +216,12 @@ class Run:
             hints = self._in_attic(step) + [
                 again(swapped=(step, other), why=f"step {other} is saved") for other in sorted(near)
             ]
+            why, instead = "", list[str]()
+            if isinstance(self.format, SavesOver):
+                why, *instead = self.format.instead_of(self.root, step)
             raise UsageError(
-                f"step {step} is not saved in {self.root}",
-                next=[*hints, command("status", why="list all steps")],
+                f"step {step} is not saved in {self.root}{why}",
+                next=[*instead, *hints, command("status", why="list all steps")],
             )
         with _damage_at(step):
             missing = self.format.missing(self.root, step)

@@ -44,9 +44,12 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
 take their library."""
 
 
-LIBRARIES = {"lightning", "lightning-sharded", "lightning-deepspeed", "ultralytics"}
-"""Formats of which only their library makes a run: tests/formats/test_lightning*.py; or whose files
-name classes that a person must allow: test_described_epochs.py."""
+LIBRARIES = {
+    "lightning", "lightning-sharded", "lightning-deepspeed", "ultralytics", "torchtune",
+}  # fmt: skip
+"""Formats of which only their library makes a run: tests/formats/test_lightning*.py; whose files
+name classes that a person must allow: test_described_epochs.py; or that keep one step:
+test_saved_over.py."""
 
 
 @pytest.mark.thinned(3)

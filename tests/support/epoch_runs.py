@@ -109,3 +109,18 @@ def ultralytics(root: Path) -> Path:
         for name in [f"epoch{epoch}.pt"] * (epoch % 3 == 0) + ["best.pt"] * (epoch == 1):
             shutil.copyfile(folder / "last.pt", folder / name)
     return root
+
+
+def torchtune(root: Path) -> Path:
+    """`save_checkpoint` of torchtune 0.6.1: the weights of each epoch, and one recipe state."""
+    for epoch, model, adam in epochs(4):
+        for group in adam.param_groups:
+            group["initial_lr"] = 1e-3
+        weights = root / f"epoch_{epoch}" / "model-00001-of-00001.bin"
+        weights.parent.mkdir(parents=True)
+        torch.save(model.state_dict(), weights)
+        state = root / "recipe_state" / "recipe_state.pt"
+        state.parent.mkdir(exist_ok=True)
+        counted = {"epochs_run": epoch + 1, "total_epochs": 9, "seed": 1, "dataloader": {}}
+        torch.save({"optimizer": adam.state_dict(), **counted}, state)
+    return root

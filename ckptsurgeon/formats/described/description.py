@@ -34,8 +34,10 @@ ANY_FOLDERS = 2
 """Folders of any name above a step: who looks for a run walks through all of them, up to `/`."""
 COUNTERS = ("iteration", "consumed_samples", "tokens")
 """What `fields` may name."""
-OPTIONS = ("clip_grad", "seed", "optimizer", "skip", "batch_size", "rampup")
-"""What `options` may name: settings that the checkpoint does not decide."""
+OLDER = "rollback"
+OPTIONS = ("clip_grad", "seed", "optimizer", "skip", "batch_size", "rampup", OLDER)
+"""What `options` may name: settings that the checkpoint does not decide, and a step that was saved
+over."""
 
 
 @frozen
@@ -142,7 +144,7 @@ class Description:
     @property
     def counts_epochs(self) -> bool:
         """Whether the number of a step is that of an epoch, by the key that leads to it."""
-        return self.number[-1:] == ("epoch",)
+        return self.number[-1:] in (("epoch",), ("epochs_run",))
 
     def doubts(self) -> list[str]:
         """What a plan says of a page that does not number its steps, and of one whose loader was

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.errors import DamagedFile, SurgeryError, first_few
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.one_look import once
@@ -16,7 +16,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.copied import Copied
-from ckptsurgeon.formats.described.description import FILE, Content, KeyPath, Pointer
+from ckptsurgeon.formats.described.description import FILE, OLDER, Content, KeyPath, Pointer
 from ckptsurgeon.formats.described.file_pattern import FilePattern
 from ckptsurgeon.formats.described.name_pattern import NamePattern
 from ckptsurgeon.formats.described.reading import opened
@@ -235,6 +235,16 @@ class Described(DescribedSteps, Paged):
         if template is None:
             return f"set it where the trainer is started; options.{key} of the page is empty"
         return template.replace("{value}", str(value))
+
+    def instead_of(self, run: Path, step: int) -> list[str]:
+        """Where the run has one step, under a name of any; what helps is in the page."""
+        steps = self.steps(run)
+        over = self.saved_over(run, steps[0]) if len(steps) == 1 and step < steps[0] else []
+        if not over:
+            return [""]
+        names = first_few([path.relative_to(run).as_posix() for path in over])
+        why = f": its trainer saves each step over the one before, in {names}"
+        return [why, *(self.advise(key, step) for key in self.description.options if key == OLDER)]
 
     def advise_setting(self, key: str) -> str:
         """The trainer's own place."""

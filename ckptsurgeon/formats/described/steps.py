@@ -53,7 +53,7 @@ class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
         page = self.description
         named = any(content.weights or content.loader for content in page.files.values())
         said = [page.in_a_fork] if page.in_a_fork else []
-        if named or page.witness:
+        if named or page.witness or said:
             return said
         return [
             *said,
