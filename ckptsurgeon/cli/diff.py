@@ -34,6 +34,17 @@ def _refuse_absent(run: Run | None, *texts: str) -> None:
         )
 
 
+def _meant(common: Common, word: str) -> Hint:
+    """What may be meant by one word alone: a surgery, or a step and its newest other one."""
+    run = _here(common)
+    if run is not None and any(receipt.id == word for receipt in run.receipts()):
+        return command("diff", "--receipt", word)
+    steps = [] if run is None else run.steps()
+    if len(steps) > 1 and word in ("latest", str(steps[-1])):
+        return command("diff", steps[-2], word)
+    return command("diff", word, "latest")
+
+
 def _same(hint: Hint, a: str, b: str) -> bool:
     """Whether a step would be compared with itself."""
     return isinstance(hint, Again) and hint.swapped in ((a, b), (b, a))
@@ -94,7 +105,7 @@ def diff(
         raise UsageError(
             "diff takes two steps or runs, or one receipt",
             next=(
-                command("diff", *(["A", "B"] if a is None or b else [a, "latest"])),
+                command("diff", "A", "B") if a is None or b else _meant(common, a),
                 command("diff", "--receipt", "ID"),
             ),
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from tests.cli.conftest import Surgeon
+from tests.cli.conftest import Surgeon, hints
 from tests.conftest import Trained
+from tests.support.tiny_run import make_run
 
 OPTIM = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 
@@ -34,3 +36,13 @@ def test_the_command_line(surgeon: Surgeon, trained: Trained) -> None:
     (root / "global_step6" / OPTIM).unlink()
     refused = surgeon("diff", 8, 6, "-C", root)
     assert refused.exit_code == 1 and f"missing: {OPTIM}" in refused.stderr
+
+
+def test_one_word_alone_leads_to_a_comparison_that_works(surgeon: Surgeon, tmp_path: Path) -> None:
+    """A step, the newest one, or a surgery."""
+    root = make_run(tmp_path / "run", (2, 4))
+    assert surgeon("set", "beta2=0.9", "-yq", "-C", root).exit_code == 0
+    for word in ("2", "4", "latest", "0001"):
+        refused = surgeon("diff", word, "-C", root)
+        assert refused.exit_code == 2
+        assert surgeon(*hints(refused.stderr)[0]).exit_code == 3, word

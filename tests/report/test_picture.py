@@ -26,6 +26,7 @@ from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look.logged import own
 from ckptsurgeon.look.timeline import Left, Timeline, timeline_of
 from ckptsurgeon.recipe.file import from_data
+from ckptsurgeon.report.advice import short
 from ckptsurgeon.report.picture import draw, page
 from ckptsurgeon.report.picture.arrows import MOST, label, rows
 from ckptsurgeon.report.picture.axes import axis
@@ -263,6 +264,30 @@ def test_the_foot_counts_what_was_discarded(timeline: Timeline) -> None:
     assert footer(timeline) == (
         "kept 1.024k tokens   ·   discarded 1.024k tokens, 50 % of what was trained"
     )
+
+
+@given(
+    skips=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)).map(sorted), max_size=4),
+    every=st.integers(1, 9),
+)
+@settings(deadline=None)
+def test_the_foot_counts_what_was_trained_and_no_data_that_was_skipped(
+    skips: list[list[int]], every: int
+) -> None:
+    """A law: the kept line has 8 samples for each step that was trained, whatever was skipped and
+    however often it was logged; the counter of the log goes on over what is skipped."""
+    spans = tuple((first, last) for first, last in skips)
+    skipped = {step for first, last in spans for step in range(first, last + 1)}
+    steps = [step for step in range(1, 81) if step not in skipped]
+    rows = [
+        (step, {"loss": 1.0, "samples": 8.0 * step}, math.nan)
+        for step in steps
+        if step % every == 0 or step == steps[-1] or {step - 1, step + 1} & skipped
+    ]
+    told = timeline_of(of_rows(rows, Path("log")), None)
+    first = rows[0][0] - 1  # what a log that begins later does not know is taken as trained
+    unseen = len(skipped & set(range(1, first + 1)))
+    assert footer(replace(told, skips=spans)) == f"kept {short(8 * (len(steps) + unseen))} samples"
 
 
 def test_an_axis_that_the_logs_do_not_know_is_refused() -> None:

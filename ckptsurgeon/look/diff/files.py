@@ -84,7 +84,7 @@ def field_of(path: tuple[Key, ...], file: str) -> str:
 def shown(leaf: Any) -> Any:
     """A leaf as a change has it; of a list of records only how many there are."""
     if isinstance(leaf, list) and any(isinstance(item, (dict, list)) for item in leaf):
-        return f"{len(leaf)} entries"
+        return f"{len(leaf)} {'entry' if len(leaf) == 1 else 'entries'}"
     if isinstance(leaf, bytes):
         return f"{len(leaf)} bytes"
     if isinstance(leaf, tuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptsurgeon.logs.curves import Branch
@@ -51,13 +52,16 @@ def words(
 
 
 def footer(timeline: Timeline) -> str:
-    """Tokens kept and discarded; in samples, or steps, where the logs do not count tokens."""
+    """Tokens kept and discarded; in samples, or steps, where the logs do not count tokens. What was
+    skipped is neither."""
     signal, unit = next(
         (signal, unit) for signal, unit in UNITS
         if signal in timeline.kept and all(signal in left.curves for left in timeline.left)
     )  # fmt: skip
-    kept = _end(timeline.kept, signal)
-    thrown = sum(_end(left.curves, signal) - _begin(left.curves, signal) for left in timeline.left)
+    branches = (timeline.kept, *(left.curves for left in timeline.left))
+    kept, *rest = (_trained(branch, signal, timeline.skips) for branch in branches)
+    begun = (_begin(left.curves, signal) for left in timeline.left)
+    thrown = sum(rest) - sum(begun)
     text = f"kept {short(kept)} {unit}"
     if thrown:
         share = 100 * thrown / (kept + thrown)
@@ -65,9 +69,21 @@ def footer(timeline: Timeline) -> str:
     return text
 
 
-def _end(branch: Branch, signal: str) -> float:
+def _trained(branch: Branch, signal: str, skips: Sequence[tuple[int, int]]) -> float:
+    """The counter at the end of a branch, without the data that it passed over: a range of `skips`
+    of which it has no point. A trainer counts that data as consumed."""
+    import numpy as np
+
     curve = branch[signal]
-    return float(curve.steps[-1] if signal == LOSS else curve.values[-1])
+    values = curve.steps if signal == LOSS else curve.values
+    trained, done = float(values[-1]), 0
+    for first, last in sorted(skips):
+        first, done = max(first, done + 1), max(last, done)
+        at = int(np.searchsorted(curve.steps, first))
+        if first <= last and 0 < at < len(curve) and curve.steps[at] > last:
+            share = (last - first + 1) / float(curve.steps[at] - curve.steps[at - 1])
+            trained -= share * float(values[at] - values[at - 1])
+    return trained
 
 
 def _begin(branch: Branch, signal: str) -> float:
