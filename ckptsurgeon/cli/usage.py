@@ -50,7 +50,7 @@ def as_typed(name: str, parameters: Mapping[str, Any]) -> Iterator[None]:
     for, as `graft.params`. `parameters` are those of the command `name`, with their types."""
     try:
         yield
-    except UsageError as error:
+    except SurgeryError as error:
         error.what = _typed(error.what, name, parameters)
         error.hints = tuple(
             _typed(hint, name, parameters) if isinstance(hint, str) else hint

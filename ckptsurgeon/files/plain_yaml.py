@@ -135,8 +135,8 @@ def _text(path: Path) -> str:
         if error.errno not in (errno.EFBIG, errno.EINVAL, errno.EAGAIN):
             raise
         raise UsageError(
-            f"{path}: {error.strerror}; a recipe has at most {MAX_BYTES}",
-            next="check that this is the recipe and not another file",
+            f"{path}: {error.strerror}",
+            next=f"name the recipe: a file on the disk, of at most {MAX_BYTES} bytes",
         ) from None
     try:
         return raw.decode("utf-8")

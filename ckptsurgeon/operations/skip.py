@@ -199,6 +199,10 @@ def ranges(texts: Sequence[str]) -> list[tuple[int, int]]:
     for text in texts:
         match = re.fullmatch(r"\s*(\d{1,99})\s*(?:-\s*(\d{1,99})\s*)?", text)
         if match is None:
+            apart = [part.strip() for part in text.split(",")]
+            if len(apart) > 1 and all(re.fullmatch(r"\d+(-\d+)?", part) for part in apart):
+                hint = f"each range by itself: {' '.join(apart)}"
+                raise UsageError(f"skip range {text!r} is several", next=hint)
             ends = re.fullmatch(r"(\d{1,99})\D{1,3}(\d{1,99})", text)
             example = f"{ends[1]}-{ends[2]}" if ends else "6900-7010"
             raise UsageError(f"skip range {text!r} is not A-B", next=f"for example: {example}")

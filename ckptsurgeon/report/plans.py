@@ -79,7 +79,7 @@ def plan(
     `brief` leaves the changes out; with `files` stands what is done to each file, too, and so it
     does where no changes are known."""
     if plan.empty:
-        why = f"{clean(name)} is already set ({plan.title})"
+        why = f"{plan.title} would change nothing in {clean(name)}"
         if plan.promise is not None and plan.recipe.keys() - {"why", "name"} == {"rollback"}:
             why = f"{clean(name)} is already at that step"
             if "step" not in plan.promise.not_known:

@@ -287,4 +287,4 @@ def test_a_share_that_was_meant_as_a_rate_is_pointed_out(
 def test_what_is_so_already_has_no_note(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
     told = surgeon("set", "beta2=0.95", "--dry-run", "-C", root).stdout
-    assert told == "nothing to do: run is already set (set beta2=0.95)\n"
+    assert told == "nothing to do: set beta2=0.95 would change nothing in run\n"

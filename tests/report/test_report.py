@@ -174,7 +174,7 @@ def test_nothing_to_do_says_so_and_keeps_the_warnings() -> None:
     )
     more = replace(plan, title="set lr=3e-05", recipe={"set": {"lr": 3e-5}}, warnings=())
     assert report.plan(more, "tr8-104B", LOOK) == (
-        "nothing to do: tr8-104B is already set (set lr=3e-05)"
+        "nothing to do: set lr=3e-05 would change nothing in tr8-104B"
     )
 
 
