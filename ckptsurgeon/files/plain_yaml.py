@@ -136,7 +136,7 @@ def _text(path: Path) -> str:
             raise
         raise UsageError(
             f"{path}: {error.strerror}",
-            next=f"name the recipe: a file on the disk, of at most {MAX_BYTES} bytes",
+            next="check that this is the recipe, a file on the disk, and not another",
         ) from None
     try:
         return raw.decode("utf-8")
