@@ -54,6 +54,8 @@ STEPS = (
 """What counts updates in a table, in JSON and in printed lines, the name to take first."""
 TIMES = ("wall_time", "timestamp", "_timestamp", "time", "created_at")
 """The column with the time of a row, in seconds since 1970."""
+HELD_OUT = frozenset({"eval", "evaluation", "val", "valid", "validation", "test", "dev"})
+"""Words of a group of tags whose loss is not that of the training."""
 EPOCH = 1e9
 """What a time is at least that counts the seconds since 1970, and not since the start."""
 
@@ -66,9 +68,23 @@ def found(names: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
     for signal, known in NAMES.items():
         name = own.get(signal) or next((name for name in known if name in names), None)
         name = name or next((alike[n] for n in map(_folded, known) if n in alike), None)
+        name = name or (_in_a_group(names, known) if signal in (LOSS, LR) else None)
         if name is not None and name in names:
             chosen[signal] = name
     return chosen
+
+
+def _in_a_group(names: Collection[str], known: Collection[str]) -> str | None:
+    """The only one of `names` that is a known one after its last slash, and not of held-out
+    data."""
+    bare = {_folded(name) for name in known if "/" not in name}
+    inside = [
+        name
+        for name in names
+        if _folded(name.rpartition("/")[2]) in bare
+        and HELD_OUT.isdisjoint(re.split(r"[/_]", _folded(name)))
+    ]
+    return inside[0] if len(inside) == 1 else None
 
 
 def plain(name: str) -> str:

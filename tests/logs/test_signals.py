@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsurgeon.logs.signals import GRAD_NORM, LOSS, NAMES, commonest, found
+from ckptsurgeon.logs.signals import GRAD_NORM, HELD_OUT, LOSS, NAMES, commonest, found
 
 KNOWN = sorted((signal, name) for signal, names in NAMES.items() for name in names)
 
@@ -33,3 +33,16 @@ def test_a_name_that_is_known_to_the_letter_comes_first() -> None:
     assert found({"loss/train", "Loss/Valid"}, {}) == {LOSS: "loss/train"}
     assert found({"loss/train", "mine"}, {LOSS: "mine"}) == {LOSS: "mine"}
     assert GRAD_NORM not in found({"layer 3 - norm"}, {})
+
+
+WORDS = st.sampled_from(["train", "runtime", "losses", "G", "model-7b"])
+HELD = st.sampled_from(sorted(HELD_OUT))
+
+
+@given(group=WORDS, name=st.sampled_from(["lm_loss", "Loss", "train loss"]), held=HELD)
+def test_a_loss_is_known_in_any_group_of_its_own(group: str, name: str, held: str) -> None:
+    tag = f"{group}/{name}"
+    others = ["runtime/samples_per_sec", f"{held}/{name}", f"{group}/{held}_loss"]
+    assert found([*others, tag], {})[LOSS] == tag
+    assert LOSS not in found(others, {})
+    assert LOSS not in found([f"G/{name}", f"D/{name}"], {})  # nobody said which one
