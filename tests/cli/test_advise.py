@@ -96,9 +96,9 @@ def test_the_printed_lines_of_other_trainers(surgeon: Surgeon, tmp_path: Path, l
 
 
 def test_a_tag_by_another_name(surgeon: Surgeon, tmp_path: Path) -> None:
-    write_log(tmp_path / "tb", spiked(), tag="my/loss")
+    write_log(tmp_path / "tb", spiked(), tag="my/objective")
     assert answer(surgeon, "--tb", tmp_path / "tb")["verdict"] == "unknown"
-    assert answer(surgeon, "--tb", tmp_path / "tb", "--tag", "loss=my/loss")["onset"] == 250
+    assert answer(surgeon, "--tb", tmp_path / "tb", "--tag", "loss=my/objective")["onset"] == 250
 
 
 # --- a run ---------------------------------------------------------------------------------------
