@@ -15,6 +15,8 @@ from ckptsurgeon.formats.described.savers import Saving
 from ckptsurgeon.formats.fields.values import Decay, Located, Place, Setting, State, Weight
 from ckptsurgeon.formats.plain import parts
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
+from ckptsurgeon.formats.schedules import saved
+from ckptsurgeon.formats.schedules.torch_schedulers import NOT_KNOWN
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.remote import reads
@@ -85,6 +87,8 @@ class DescribedCheckpoint(Anew, Saving, TorchCheckpoint, HasWeights):
     def notes(self) -> Iterator[str]:
         """Whether a loader was asked, and what the page says of a bucket."""
         yield from super().notes()
+        if self.saved_schedule() is not None and self.in_words() == NOT_KNOWN:
+            yield saved.FOREIGN
         yield from self.on_anew()
         if not self.optimizers:
             yield (

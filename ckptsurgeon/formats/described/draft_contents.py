@@ -21,7 +21,8 @@ DEEP = 5
 """Keys that lead to what is looked for, at most."""
 WIDE = 2_000
 """Items of one dict or list that are looked at."""
-KINDS = ("optimizers", "schedulers", "scalers", "weights")
+SCHEDULE = "schedulers"
+KINDS = ("optimizers", SCHEDULE, "scalers", "weights")
 ITERATION, EPOCH = "iteration", "epoch"
 COUNTERS = {
     ITERATION: re.compile(
@@ -35,6 +36,8 @@ COUNTERS = {
 """What a counter is called, by the field that it is."""
 UPDATES = re.compile(r"(global|optimizer)_step|num_updates")
 """Which of several counters goes on from epoch to epoch."""
+SCHEDULED = re.compile(r"(.*_)?sched(uler?)?s?(_state(_dict)?)?", re.I)
+"""What the state of a scheduler is called."""
 WEIGHTS = re.compile(r"(.*_)?(model|module|network|net|weights|params)(_state(_dict)?)?|state_dict")
 
 
@@ -98,8 +101,14 @@ def _kinds(value: Any, keys: KeyPath) -> Iterator[tuple[KeyPath, str, Any]]:
     if kind := _kind(value, keys):
         yield keys, kind, value
         return
-    if len(keys) >= DEEP:
+    inner = list(_inner(value, keys)) if len(keys) < DEEP else []
+    if _is_unknown_schedule(value, keys) and not any(kind == SCHEDULE for _, kind, _ in inner):
+        yield keys, SCHEDULE, value
         return
+    yield from inner
+
+
+def _inner(value: Any, keys: KeyPath) -> Iterator[tuple[KeyPath, str, Any]]:
     if isinstance(value, Mapping):
         for key, item in list(value.items())[:WIDE]:
             if isinstance(key, (str, int)) and not isinstance(key, bool):
@@ -107,6 +116,16 @@ def _kinds(value: Any, keys: KeyPath) -> Iterator[tuple[KeyPath, str, Any]]:
     elif isinstance(value, (list, tuple)):
         for item in list(value)[:WIDE]:
             yield from _kinds(item, (*keys, ANY))
+
+
+def _is_unknown_schedule(value: Any, keys: KeyPath) -> bool:
+    """Whether it is called a scheduler and holds numbers: whatever class it is of, it may make the
+    rate, and so nobody may take a new one for set."""
+    named = next((str(key) for key in reversed(keys) if key != ANY), "")
+    numbers = isinstance(value, Mapping) and any(
+        isinstance(n, (int, float)) for n in value.values()
+    )
+    return numbers and SCHEDULED.fullmatch(named) is not None
 
 
 def _kind(value: Any, keys: KeyPath) -> str:
@@ -118,8 +137,10 @@ def _kind(value: Any, keys: KeyPath) -> str:
         return ""
     if "param_groups" in value and "state" in value:
         return "optimizers"
+    if {"event_index", "param_name"} <= set(value):  # ignite's; one of torch inside of it is late
+        return SCHEDULE
     if "last_epoch" in value and {"_last_lr", "base_lrs", "_step_count"} & set(value):
-        return "schedulers"
+        return SCHEDULE
     if {"scale", "growth_factor"} <= set(value):
         return "scalers"
     tensors = [item for item in value.values() if isinstance(item, Tensor)]

@@ -20,6 +20,12 @@ UNSEEN = Caveat(
     "lr",
     known=False,
 )
+FOREIGN = Caveat(
+    "the saved scheduler is of no class that is known here: lr is what the last step used, and "
+    "what the next one uses is not known",
+    "lr",
+    known=False,
+)
 SCALED = (
     "initial_lr of the param groups is scaled as lr is: code that computes the rate from it, as "
     "torch's schedulers do, goes on from the new one"
