@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 END = 256 << 10
 """Bytes at the end of a file in which its last step is looked for."""
 CHUNK = 1 << 20
-EPOCHS, UPDATES = "epoch", "iter"
-"""What counts the records of a file that has no usual name for it, or two of them."""
+UPDATES = "iter"
+"""What counts the records of a file where `step` counts two things."""
 
 
 class RowFile(LogSource):
@@ -51,11 +51,11 @@ class RowFile(LogSource):
     table, and records that are not understood, stay."""
 
     def streams(self) -> list[Stream]:
-        steps = _ending(self.path, self._counter)
+        steps = ending(self.path, self._counter)
         return [Stream.of(relative(self.path, self.root), self.path.name, steps)]
 
     def counts_epochs(self) -> bool:
-        return self._counter == EPOCHS
+        return self._counter not in (None, UPDATES)
 
     def counted(self) -> list[Counted]:
         read = _Index(self.path, self._counter)
@@ -65,7 +65,7 @@ class RowFile(LogSource):
 
     @cached_property
     def _counter(self) -> str | None:
-        return _counting(self.path)
+        return counting(self.path)
 
     def cut(self, cut: Cut) -> tuple[list[AnyChange], list[str]]:
         import numpy as np
@@ -156,27 +156,13 @@ class RowFile(LogSource):
         return [Rewrite(file, LOGS, content, note)], result
 
 
-def counts(path: Path) -> str:
-    """What the lines at the end of a file count that goes up, in words; "" where nothing does."""
-    try:
-        own = _counting(path)
-        steps = _ending(path, own)
-    except (OSError, csv.Error):
-        return ""
-    if len(set(steps)) < 2 or steps != sorted(steps):
-        return ""
-    return f"{'epochs' if own == EPOCHS else 'steps'}, up to {steps[-1]}"
-
-
-def _counting(path: Path) -> str | None:
-    """`epoch` where that alone counts the first records, `iter` where steps without one count
-    something else, None where a usual name does."""
-    with path.open("rb") as file:
-        head = file.read(END)
-    items = [each.item for each in _records(io.BytesIO(head), EPOCHS)]
+def counting(path: Path) -> str | None:
+    """The name of what counts epochs, where that alone counts the first records; `iter` where steps
+    without one count something else; None where a usual name does."""
+    items = list(head(path))
     if any(signals.step_name(each, None) is not None for each in items):
         return UPDATES if _apart(items) else None
-    return EPOCHS if any(EPOCHS in each for each in items) else None
+    return next((own for each in items if (own := signals.epoch_name(each)) is not None), None)
 
 
 def _apart(items: Sequence[Mapping[str, Any]]) -> bool:
@@ -187,7 +173,15 @@ def _apart(items: Sequence[Mapping[str, Any]]) -> bool:
     return 0 < len(both) < len(steps) and all(item["step"] == item[UPDATES] for item in both)
 
 
-def _ending(path: Path, own: str | None = None) -> list[int]:
+def head(path: Path) -> Iterator[Mapping[str, Any]]:
+    """What the first records of a table or of JSON lines say by name; of the header its names."""
+    with path.open("rb") as file:
+        beginning = file.read(END)
+    for each in _records(io.BytesIO(beginning), every=True):
+        yield each.item
+
+
+def ending(path: Path, own: str | None = None) -> list[int]:
     """The steps of its last records, by the name `own` where that is given."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -226,9 +220,10 @@ class _Record:
         return text.getvalue().encode()
 
 
-def _records(file: BinaryIO, own: str | None = None) -> Iterator[_Record]:
+def _records(file: BinaryIO, own: str | None = None, *, every: bool = False) -> Iterator[_Record]:
     """The records of a table or of JSON lines, in order, and of any other file none. One that is
-    not understood says nothing. `own` is the name of what counts, where it is no usual one."""
+    not understood says nothing. `own` is the name of what counts, where it is no usual one; a table
+    without any is a log only where `every` one is."""
     first = file.readline(CHUNK)
     text = first.decode("utf-8", "replace")
     separator = max(",", "\t", ";", key=text.count)
@@ -238,7 +233,7 @@ def _records(file: BinaryIO, own: str | None = None) -> Iterator[_Record]:
             yield _Record(line, _parsed(line))
         return
     columns = next(csv.reader([text.replace("\0", "")], delimiter=separator), [])
-    known = own in columns or signals.step_name(columns, None) is not None
+    known = every or own in columns or signals.step_name(columns, None) is not None
     if len(columns) < 2 or not known:
         return
     yield _Record(first, dict.fromkeys(columns), header=True, table=separator)

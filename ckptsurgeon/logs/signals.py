@@ -129,6 +129,11 @@ def step_name(names: Iterable[str], own: str | None) -> str | None:
     return next((last[name] for name in ("step", "iteration", "iter") if name in last), None)
 
 
+def epoch_name(names: Iterable[str]) -> str | None:
+    """The name that counts epochs, in whatever capitals and between whatever blanks."""
+    return next((name for name in names if plain(name) == "epoch"), None)
+
+
 def point(item: Mapping[str, Any], own: str | None = None) -> tuple[int | None, float]:
     """The number of a record by `step_name`, None without one, and its time since 1970, or NaN."""
     named = step_name([key for key in item if isinstance(key, str)], own)

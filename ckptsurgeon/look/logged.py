@@ -55,8 +55,8 @@ def own(
     if per_step is None:
         if not read.names:
             unclear += [
-                f"{name} may be a log by its {counts}: --log {name} reads it"
-                for name, counts in run.logs.unnamed()
+                f"{name} may be a log by its {what.by}: --log {name} reads it"
+                for name, what in run.logs.unnamed()
             ]
         return replace(read, notes=(*read.notes, *unclear))
     folders = run.logs.folders()

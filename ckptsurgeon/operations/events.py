@@ -29,6 +29,7 @@ from ckptsurgeon.transaction.home import ROWS
 from ckptsurgeon.transaction.receipts import standing
 
 if TYPE_CHECKING:
+    from ckptsurgeon.logs.likely import Likely
     from ckptsurgeon.logs.marks import Marks
     from ckptsurgeon.logs.new_names import Counts
     from ckptsurgeon.logs.source import LogSource
@@ -213,15 +214,19 @@ def linked(run: Run, checkpoint: Checkpoint | None) -> list[str]:
         for name in run.logs.lacking()
     ]
     unnamed = [
-        f"{name} stays as it is, and may be a log by its {counts}: "
-        + (
-            f"outside of a run only logs with these names are edited: {', '.join(ROWS)}"
-            if name.startswith("../")
-            else f"if it is one of this run, name it in ckptsurgeon.yaml: logs: [{name}]"
-        )
-        for name, counts in run.logs.unnamed()
+        f"{name} stays as it is, and may be a log by its {what.by}: {_to_do(name, what)}"
+        for name, what in run.logs.unnamed()
     ]
     return [*lacking, *links, *others, *unnamed, *_beside(run, checkpoint)]
+
+
+def _to_do(name: str, what: Likely) -> str:
+    """What makes a file a log of the run, or why nothing does."""
+    if not what.cut:
+        return "no surgery cuts it, as nothing at the top of its lines is known to count steps"
+    if name.startswith("../"):
+        return f"outside of a run only logs with these names are edited: {', '.join(ROWS)}"
+    return f"if it is one of this run, name it in ckptsurgeon.yaml: logs: [{name}]"
 
 
 def _beside(run: Run, checkpoint: Checkpoint | None) -> list[str]:
@@ -230,7 +235,7 @@ def _beside(run: Run, checkpoint: Checkpoint | None) -> list[str]:
         return []
     told, step = [], checkpoint.step
     for path in beside(run.root, run.logs.roots(), checkpoint.state().saved_at):
-        name, own = f"../{path.name}", "tensorboard: [., ..]"
+        name, own = run.relative(path), "tensorboard: [., ..]"
         if path.is_dir():
             name, own = f"{name}/", f"tensorboard: [., {name}]"
         told.append(

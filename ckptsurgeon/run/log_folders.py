@@ -29,12 +29,16 @@ from ckptsurgeon.transaction.home import (
     is_wandb,
 )
 
-MAY_BE, MOST = (".csv", ".tsv", ".json", ".jsonl"), 200
-"""How a file may be called that is a log of lines, and how many such files are looked into."""
+MAY_BE = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".log", ".txt")
+"""How a file may be called that is a log of lines. Lines that were printed are none: they tell what
+happened."""
+MOST = 200
+"""How many files that may be logs are looked into."""
 ABOVE = 2
 """So far above the run a log folder may be that holds it: further up are the logs of others."""
 
 if TYPE_CHECKING:
+    from ckptsurgeon.logs.likely import Likely
     from ckptsurgeon.logs.source import LogSource
 
 
@@ -257,9 +261,9 @@ class LogFolders:
                 inner.clear()
         return found
 
-    def unnamed(self) -> list[tuple[str, str]]:
-        """Files that may be logs by their lines, and are none by their names, each with what these
-        count. Of MOST files, and of each its head and its end."""
+    def unnamed(self) -> list[tuple[str, Likely]]:
+        """Files that may be logs by what is in them, and are none by their names, each with what
+        speaks for it. Of MOST files, and of each its head and its end."""
         known, branches = {*self.by_kind().rows}, self.branches()
         paths: list[Path] = []
         for here, inner, files in self._walk():
@@ -272,9 +276,10 @@ class LogFolders:
             paths += (path for path in _own(here / n for n in names) if path not in known)
         if not paths:
             return []
-        from ckptsurgeon.logs.row_file import counts
+        from ckptsurgeon.logs.likely import likely
 
-        return [(relative(p, self.root), said) for p in paths[:MOST] if (said := counts(p))]
+        found = ((path, likely(path)) for path in paths[:MOST])
+        return [(relative(path, self.root), what) for path, what in found if what is not None]
 
     def _walk(self) -> Iterator[tuple[Path, list[str], list[str]]]:
         """Folder, folders in it and files in it, wherever logs may be."""

@@ -42,6 +42,8 @@ def root(tmp_path: Path) -> Path:
         ("wandb/offline-run-20260101_000000-abc/run-abc.wandb", ""),
         ("logs/version_0/metrics.csv", "step,loss\n24,2.0\n"),
         ("tb/train/events.out.tfevents.1.host", ""),
+        ("../logs/checkpoints/metrics.csv", "step,loss\n24,2.0\n"),
+        ("dvclive/plots/metrics/loss.tsv", "step\tloss\n24\t2.0\n"),
         ("metrics.csv", "step,loss\n24,2.0\n"),
     ],
 )
@@ -55,7 +57,8 @@ def test_what_was_written_beside_it_since_the_step_is_named(
     log.write_text(text)
     os.utime(log, (BEGAN + (20 if since else 1),) * 2)
     plan = surgery.plan(Run.open(root), from_data({"rollback": {"to": 12}}))
-    said = [each for each in plan.warnings if each.startswith(f"../{name.partition('/')[0]}")]
+    folder = "../logs/checkpoints/" if name.startswith("../logs") else name.partition("/")[0]
+    said = [each for each in plan.warnings if each.startswith(f"../{folder}")]
     assert len(said) == since
     assert all("stays as it is" in each and "tensorboard: [., .." in each for each in said)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,67 @@ def test_what_is_left_is_told_in_words_of_its_kind(tmp_path: Path) -> None:
         hints.TYPED.reset(typed)
     assert said.startswith(f"move {log.parent} out of the run's log folders")
     assert said.endswith("its records stay as they are")
+
+
+N = range(1, 25)
+LOGS = {
+    "training.log": "epoch,accuracy,loss\n" + "".join(f"{n - 1},0.5,2.5\n" for n in N),
+    "log.txt": "".join(f'{{"train_lr": 1e-3, "train_loss": 2.5, "epoch": {n - 1}}}\n' for n in N),
+    "history.csv": "epoch,train_loss,time\n" + "".join(f"{n - 1},2.5,00:05\n" for n in N),
+    "results.csv": "    epoch,  train/box_loss\n" + "".join(f"    {n},    2.5\n" for n in N),
+    "Log.csv": "Epoch,Loss\n" + "".join(f"{n},2.5\n" for n in N),
+    "vis_data/scalars.json": "".join(f'{{"loss": 2.5, "iter": {n}, "step": {n}}}\n' for n in N),
+    "run.jsonl": "".join(f'{{"step": {n}, "data": {{"loss": 2.5}}}}\n' for n in N),
+    "stats.ndjson": "".join(f'{{"step": {n}, "loss": 2.5}}\n' for n in N),
+    "train.tsv": "step\tloss\n" + "".join(f"{n}\t2.5\n" for n in N),
+    "logs/version_0/metrics.csv": "step,loss\n" + "".join(f"{n},2.5\n" for n in N),
+    "progress.csv": "loss/train,time/total\n" + "".join(f"2.5,{n}\n" for n in N),
+    "runs/1/metrics.json": json.dumps({"loss": {"steps": [*N], "values": [2.5 for _ in N]}}),
+    "metrics.json": json.dumps([{"step": n, "loss": 2.5} for n in N]),
+    "trainer_state.json": json.dumps({"log_history": [{"step": n} for n in N]}, indent=2),
+    "nested.jsonl": "".join(f'{{"train": {{"step": {n}, "loss": 2.5}}}}\n' for n in N),
+}
+"""Logs as Keras, DETR, fastai, YOLOv5, MMEngine, verl, Lightning, Stable Baselines, Sacred and the
+Hugging Face Trainer write them, and some of nobody in particular."""
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_no_log_of_a_stranger_stays_in_silence(tmp_path: Path, name: str) -> None:
+    """It is cut or named; where the settings name it, as the plan says, it is cut, or the plan says
+    why not."""
+    root = make_run(tmp_path / "run", (12, 24))
+    file = root / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(LOGS[name])
+    wanted = from_data({"rollback": {"to": 12}})
+    plan = surgery.plan(Run.open(root), wanted)
+    said = [text for text in plan.warnings if text.startswith(f"{name} stays as it is")]
+    assert bool(said) is not any(change.file == name for change in plan.changes)
+    if not said or "no surgery cuts it" in said[0]:
+        return
+    (root / "ckptsurgeon.yaml").write_text(said[0].rpartition("ckptsurgeon.yaml: ")[2] + "\n")
+    plan = surgery.plan(Run.open(root), wanted)
+    cut = any(change.file == name for change in plan.changes)
+    assert cut is not any(name in text and "not known" in text for text in plan.warnings)
+    before = file.read_text()
+    surgery.apply(Run.open(root), plan)
+    assert (file.read_text() == before) is not cut
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.log", "2026-01-01 12:00:00.000 | INFO | __main__:1 - step 1, loss 2.5, lr 1e-3\n"),
+        ("bar.log", "\rEpoch 1:  10%|#  | 1/24 [00:01<00:10, 2.0it/s, loss=2.5]"),
+        ("words.txt", "a loss, another loss\n1, 2\n2, 3\n"),
+        ("config.json", json.dumps({"optimizer": {"step": 1}, "name": "loss"}, indent=2)),
+        ("table.csv", "question,answer\n1,2\n2,3\n"),
+    ],
+)
+def test_lines_that_were_printed_and_other_files_are_no_logs(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    root = make_run(tmp_path / "run", (12, 24))
+    (root / name).write_text(text * 3)
+    plan = surgery.plan(Run.open(root), from_data({"rollback": {"to": 12}}))
+    assert not [text for text in plan.warnings if name in text]
