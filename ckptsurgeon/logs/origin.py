@@ -66,7 +66,8 @@ def first_update(points: Numbers, saves: Mapping[int, float]) -> int | None:
 
     A start that goes on after a saved step proves 1, and so does a point with the number of a step
     that was there when this was saved. For 0 there are two signs: the log begins with it, and its
-    starts, its times or its end say the same. One of them alone proves nothing."""
+    times or its end say the same. That a later start begins at the number of a saved step proves
+    nothing: many evaluate at each start."""
     if not len(points.steps) or not saves:
         return 1
     every, begins, from_saves = points.each == 1, points.begins(), {0, *saves}
@@ -74,12 +75,11 @@ def first_update(points: Numbers, saves: Mapping[int, float]) -> int | None:
     timed = _by_times(points, saves)
     if timed == 1 or any(start not in from_saves for start in after):
         return 1
-    at = [start for start in begins if start == 0 or (every and start in saves)]
-    at = [start for start in at if start not in after]
-    if not at:
+    at = {start for start in begins if start == 0 or (every and start in saves)}
+    if not at - {*after}:
         return 1 if timed is None or begins[0] <= points.each else None
     ended = every and int(points.steps.max()) == max(saves) - 1
-    return 0 if timed == 0 or ended or len(at) > 1 else None
+    return 0 if 0 in at and (timed == 0 or ended) else None
 
 
 def _by_times(points: Numbers, saves: Mapping[int, float]) -> int | None:

@@ -109,9 +109,10 @@ def doubtful(plan: Plan) -> bool:
 
 def provable(told: Loop) -> bool:
     """Whether something in the run proves how it counts: the order of points and saves, where the
-    next point is an update later; a start at what was saved; its end, where it was not killed."""
+    next point is an update later; a start after what was saved; its end, where it was not killed.
+    """
     ordered = told.timed and not told.copied and not (told.first == 1 and told.late and told.before)
-    started = told.resumed and told.each == 1 and told.more
+    started = told.resumed and told.each == 1 and told.more and told.first == 1
     ended = told.first == 0 and told.each == 1 and not told.more
     return bool(ordered or started or ended or (told.first == 1 and not told.before))
 
@@ -159,6 +160,20 @@ def test_a_point_of_the_future_is_cut_or_named_and_none_of_the_past_is_cut(
         assert here == ([*history, step] if step in future and told.first == 0 else history)
     else:
         assert here == history
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_an_evaluation_at_each_start_is_no_count_from_0(tmp_path: Path, more: int) -> None:
+    """The loop calls its first update 1, and evaluates before it, and again where it goes on from a
+    save, at the number of that."""
+    root = tmp_path / "run"
+    saved(root, {n: n for n in (6, 12, 18, 24)}, PAGE)
+    log = root / "metrics.csv"
+    numbers = [*range(15), *range(12, 25 + more)]
+    log.write_text("step,loss\n" + "".join(f"{n},2.5\n" for n in numbers))
+    plan = surgery.plan(Run.open(root), from_data({"rollback": {"to": 18}}))
+    surgery.apply(Run.open(root), plan)
+    assert left(log)[-1] == 18 and doubtful(plan)
 
 
 @pytest.mark.parametrize("said", [-1, 0, None])
