@@ -121,8 +121,8 @@ def tied(run: Run, checkpoint: Checkpoint, sources: Sequence[LogSource], number:
     for kind, alike in kinds.items():
         at = _place(run, step, alike, said or 0)
         if at is not None and at in (step, own):
-            open_ = said is None and not known
-            places[kind] = at, _offset(run, alike, at, step) if open_ else said or 0
+            asked = said is None and not known
+            places[kind] = at, _offset(run, alike, at, step) if asked else said or 0
     for source, counted in logs.items():
         epochs = source.counts_epochs()
         tie = {log.kind: places[log.kind] for log in counted if log.kind in places}
