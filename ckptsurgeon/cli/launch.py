@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -272,9 +273,20 @@ def start(
                 argv, promise, status, comparison=spoken, saved=saved, variables=variables
             ),
         )
+    if status < 0 and not common.quiet:
+        print(_ended_by(-status), file=sys.stderr)
     cold = saved is not None and any(each.differs for each in saved[1])
     status = 128 - status if status < 0 else status  # of a signal, as a shell says it
     raise typer.Exit(status or (VerificationFailed.exit_code if cold else 0))
+
+
+def _ended_by(number: int) -> str:
+    """Which signal ended a trainer that could not say so itself."""
+    names = {each.value: each.name for each in signal.Signals}
+    by = f"the trainer was ended by {names.get(number, f'signal {number}')}"
+    if number == signal.SIGKILL:
+        by += ", as the kernel does where memory runs out, and a scheduler at its limit"
+    return f"{by}; {command('relaunch')} goes on from the newest complete step"
 
 
 def _first_save(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,20 @@ def test_a_check_says_its_verdict(surgeon: Surgeon, trained: Trained) -> None:
     assert (told.exit_code, told.stdout) == (0, f"{json.dumps(promise)}\n")
     assert "verified: the trainer matches the promise of step 9\n" in told.stderr
     assert "verified:" not in surgeon("relaunch", "--check", "-q", "-C", root).stderr
+
+
+@pytest.mark.parametrize(("name", "more"), [("KILL", "where memory runs out"), ("SEGV", "")])
+def test_a_signal_that_ended_the_trainer_is_named(
+    surgeon: Surgeon, trained: Trained, name: str, more: str
+) -> None:
+    root = trained()
+    command = ["bash", "-c", f"kill -{name} $$"]
+    (root / "ckptsurgeon.yaml").write_text(json.dumps({"relaunch": {"command": command}}))
+    result = surgeon("relaunch", "-y", "-C", root)
+    assert result.exit_code == 128 + getattr(signal, f"SIG{name}")
+    said = f"the trainer was ended by SIG{name}"
+    assert said in result.stderr and more in result.stderr
+    assert f"ckptsurgeon -C {root} relaunch goes on from" in result.stderr
 
 
 def test_the_status_of_the_trainer_is_the_exit_code(surgeon: Surgeon, trained: Trained) -> None:
