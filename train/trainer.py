@@ -226,6 +226,8 @@ def _iterate(
     if course.rewarm is not None:
         kind, start, end = course.rewarm.as_saved()
         say(f" re-warm ({kind}) from sample {start} to {end} of the schedule")
+    if saved >= config.train_iters:
+        say(f" nothing to train: step {saved} is saved, and train_iters={config.train_iters}")
     while progress.iteration < config.train_iters:
         watchdog.alive()
         saves.poll()

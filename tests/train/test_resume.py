@@ -47,6 +47,13 @@ def test_a_resumed_run_repeats_the_losses_of_the_uninterrupted_one(
     assert not (run / "trainer.pid").exists()
 
 
+def test_a_run_that_is_at_its_end_says_so(trained: Trained) -> None:
+    run = trained()
+    done = launch("--config", str(run / "train.yaml"))
+    assert "\n nothing to train: step 8 is saved, and train_iters=8\n" in done.stdout
+    assert losses(done.stdout) == {} and (run / "latest").read_text() == "global_step8"
+
+
 def live(run: Path, *arguments: str, **keywords: Any) -> dict[str, Any]:
     done = launch(
         "--config", str(run / "train.yaml"), "--exit-after-first-line", *arguments, **keywords
