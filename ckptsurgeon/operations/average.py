@@ -126,8 +126,8 @@ class Average(Section):
             steps = [other for other in run.steps() if other <= step][-self.last :]
             if len(steps) < self.last:
                 raise UsageError(
-                    f"only {len(steps)} steps are saved up to {step}, and the average is of "
-                    f"{self.last}",
+                    f"the average is of {self.last} steps, and of those up to {step} are saved: "
+                    f"{len(steps)}",
                     next=command("status", why="list the saved steps"),
                 )
         for other in steps:

@@ -128,6 +128,12 @@ def set_values(
     if params is None:
         return Recipe(of_pairs(settings))
     data = lay({}, [pair.removeprefix("set.") for pair in settings])
+    whole = data.keys() & set(fields.names(Hyperparameters)) - set(fields.names(GroupSettings))
+    if whole:
+        raise UsageError(
+            f"{min(whole)} is one of the whole run, and --params names some parameters",
+            next=command("set", *settings, why="without --params"),
+        )
     return Recipe(GroupSettings.build({**data, "params": params}))
 
 

@@ -197,7 +197,7 @@ def _candidate(item: Candidate, diagnosis: Advice) -> Row:
     elif item.sound and item.too_near:
         word = "sound, but too close to onset"
     before = diagnosis.spike.first - item.at
-    return Row(f"{item.step}", f"{before} steps earlier; {_distance(item.distance)}", word)
+    return Row(f"{item.step}", f"{count(before, 'step')} earlier; {_distance(item.distance)}", word)
 
 
 def _distance(far: Distance) -> str:

@@ -101,7 +101,7 @@ def unremarkable(seen: LossTail) -> Row:
     healthy."""
     ends, points = level(seen), len(seen.values)
     if ends is None:
-        return Row("advise", f"{points} points of the loss are too few for a glance")
+        return Row("advise", f"too few points of the loss for a glance: {points}")
     if ends.calm:
         return Row("advise", f"the loss is at its best level of the last {points} points")
     said = f"the loss is {ends.above:.2g} above its best level, that of step {ends.step}"

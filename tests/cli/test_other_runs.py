@@ -10,6 +10,7 @@ import pytest
 from tests.cli.conftest import Surgeon
 from tests.support.own_loops import FORMAT, by_initial_lr, train
 from tests.support.snapshot import snapshot
+from tests.support.tiny_run import make_run
 
 
 @pytest.fixture
@@ -44,3 +45,22 @@ def test_a_graft_takes_the_moments_of_another_run(
     done = surgeon("undo", *words)
     assert done.exit_code == 0, done.stderr
     assert (snapshot(root), snapshot(other)) == before
+
+
+@pytest.mark.parametrize(
+    "words", [("graft", "moments", "--from", 2, "--of"), ("transplant", "--from")]
+)
+def test_no_other_run_is_not_taken_for_the_one_of_C(
+    surgeon: Surgeon, tmp_path: Path, words: tuple[object, ...]
+) -> None:
+    """A folder that is not there, and one without a run; a near name is offered."""
+    root = make_run(tmp_path / "run", (2, 4))
+    make_run(tmp_path / "other", (2, 4))
+    for folder in (tmp_path / "zzz", Path("/etc")):
+        told = surgeon(*words, folder, "-n", "-C", root)
+        assert told.exit_code == 2
+        assert told.stderr.splitlines()[2] == (
+            "next: name the folder of the other run, which holds its checkpoints"
+        )
+    near = surgeon(*words, tmp_path / "othre", "-n", "-C", root).stderr
+    assert f" {tmp_path / 'other'} -n -C {root}" in near

@@ -214,6 +214,8 @@ def test_a_finished_plan_takes_no_overrides(surgeon: Surgeon, tmp_path: Path) ->
         ("reset moments --to", "takes no --to", "ckptsurgeon rollback --to STEP --reset moments"),
         ("skip 150..200", "skip range '150..200' is not A-B", "for example: 150-200"),
         ("skip 1-2,5", "skip range '1-2,5' is several", "each range by itself: 1-2 5"),
+        ("set batch_size=512 --params bias", "batch_size is one of the whole run",
+         "ckptsurgeon set batch_size=512    without --params"),
         ("cooldown soon", "LENGTH is 'soon'", "ckptsurgeon cooldown 400    or 10%"),
         ("cooldown 0", "LENGTH is 0", "write a whole number, at least 1"),
         ("cooldown 200%", "LENGTH is 200%", "write a number, above 0 and below 100"),

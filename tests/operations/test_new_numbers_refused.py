@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
         ),
         ({"scale": {"params": "query_key_val.wieght", "by": 0.9}}, "query_key_value.weight"),
         ({"average": {"last": 1}}, "write a whole number, at least 2"),
-        ({"average": {"last": 9}}, "only 4 steps are saved up to 8"),
+        ({"average": {"last": 9}}, "of those up to 8 are saved: 4"),
         ({"average": {"steps": ["4", "5"]}}, "step 5 is not saved"),
         ({"average": {"steps": ["4", "4"]}}, "two different steps"),
         ({"average": {"steps": ["4", "x"]}}, "last: 2"),

@@ -99,7 +99,7 @@ def judge(curves: Curves, rule: str | None = None) -> Advice:
         verdict, spike = DIVERGED, bad[0]
     elif int(np.isfinite(loss.values).sum()) < least:
         verdict = UNKNOWN
-        reason = f"the log has {points} points of the loss, and a rule needs {least}"
+        reason = f"a rule needs {least} points of the loss, and the log has {points}"
     else:
         waiting = [spike for spike in spikes if spike.last is None and spike.malignant is None]
         was = [spike for spike in spikes if spike.malignant]
