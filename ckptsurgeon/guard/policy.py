@@ -11,7 +11,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.hints import command, shell
 from ckptsurgeon.launch.written import by_others
-from ckptsurgeon.operations.fields import Fields
+from ckptsurgeon.operations.fields import Fields, names
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import COUNT, Limits
 from ckptsurgeon.plans.frozen import frozen
@@ -83,6 +83,12 @@ def load(path: Path) -> Policy:
             f"{path}: {error.strerror}", next=command("watch", "POLICY.yaml", why="another path")
         ) from None
     unknown = [key for key in data if key != Policy.key]
+    own = [key for key in unknown if key in names(Policy)]
+    if own:
+        raise UsageError(
+            f"{path}: `{own[0]}` stands outside of `watch`",
+            next=f"indent it: watch: {{{own[0]}: {data[own[0]]}}}",
+        )
     if unknown:
         raise plain_yaml.unknown_key(unknown[0], [Policy.key], str(path))
     keys = data.get(Policy.key) or {}

@@ -45,6 +45,7 @@ def test_a_loss_of_nan_is_a_divergence_and_not_the_other_way_round() -> None:
         ("watch: {every: 0}", "`watch.every` is 0"),
         ("watch: {hung: soon}", "`watch.hung` is 'soon'"),
         ("on: diverged", "unknown key"),
+        ("do: apply", "`do` stands outside of `watch`"),
         ("watch: [diverged]", "`watch` must be a mapping"),
     ],
 )
