@@ -299,10 +299,14 @@ def test_a_tag_that_only_one_branch_has(surgeon: Surgeon, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("log.csv", "step,loss\n1,2.5\n", "1 points"),
-        ("log.csv", "step,loss\nx,y\n,,,\n\0\n3,nan\n", "1 points"),
-        ("log.txt", "\x1b[31m iteration 3/ 5 | lm loss: 1.0E+00 |\n", "1 points"),
-        ("state.json", '{"log_history": [{"step": 3, "loss": 1.0}, 7, {"loss": 2}]}', "1 points"),
+        ("log.csv", "step,loss\n1,2.5\n", "and the log has 1"),
+        ("log.csv", "step,loss\nx,y\n,,,\n\0\n3,nan\n", "and the log has 1"),
+        ("log.txt", "\x1b[31m iteration 3/ 5 | lm loss: 1.0E+00 |\n", "and the log has 1"),
+        (
+            "state.json",
+            '{"log_history": [{"step": 3, "loss": 1.0}, 7, {"loss": 2}]}',
+            "and the log has 1",
+        ),
     ],
 )
 def test_poor_files_are_never_a_verdict(
