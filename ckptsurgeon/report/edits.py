@@ -22,8 +22,9 @@ def acts(edits: Sequence[Edit | Tail]) -> dict[str, list[str]]:
     return {act: list(files) for act, files in out.items()}
 
 
-def edits(edits: Sequence[Edit | Tail]) -> list[Row]:
-    """The same as rows, one for each folder."""
+def edits(edits: Sequence[Edit | Tail], *, whole: bool = False) -> list[Row]:
+    """The same as rows, one for each folder; unless `whole`, a few of many files."""
+    listed = " ".join if whole else names
     rows = []
     for act, files in acts(edits).items():
         folders: dict[str, list[str]] = {}
@@ -35,7 +36,7 @@ def edits(edits: Sequence[Edit | Tail]) -> list[Row]:
             folders.setdefault(folder, []).append(name)
         for folder, inner in folders.items():
             where = "" if folder == "." else f"in {clean(folder)}"
-            rows.append(Row("files", f"{act} {names([clean(name) for name in inner])}", where))
+            rows.append(Row("files", f"{act} {listed([clean(name) for name in inner])}", where))
     return rows
 
 

@@ -99,7 +99,7 @@ def plan(
     if rows and not brief:
         lines += [*table(rows, style), ""]
     if files or not (rows or brief):
-        lines += [*table(edits(plan.edits), style), ""]
+        lines += [*table(edits(plan.edits, whole=files), style), ""]
     if plan.promise is not None and (values := promise(plan.promise)):
         will = "will" if plan.promise.asked else "would"
         label = f"  {next_step(plan.promise)} {will} use   "

@@ -62,7 +62,7 @@ def test_the_last_line_is_the_command_that_does_it(
 
 def test_a_plan_and_its_dry_run_are_one_text(surgeon: Surgeon, tmp_path: Path) -> None:
     """With each word for how much of it is shown, typed before or after the recipe."""
-    root, recipe = make_run(tmp_path / "run", (2, 4)), tmp_path / "recipe.yaml"
+    root, recipe = make_run(tmp_path / "run", range(2, 22, 2)), tmp_path / "recipe.yaml"
     recipe.write_text("{rollback: {to: 2}, set: {lr: 5e-4}}\n")
     shown = []
     for more in ([], ["-v"], ["--verbose"], ["-q"], ["--json"]):
@@ -73,6 +73,7 @@ def test_a_plan_and_its_dry_run_are_one_text(surgeon: Surgeon, tmp_path: Path) -
         assert one == other
         shown.append(one)
     assert "files  " in shown[1] and "files  " not in shown[0]
+    assert all(f"checkpoint-{step}" in shown[1] for step in range(2, 22, 2))  # each file
     assert shown[1] == shown[2] and shown[3] == ""
 
 
