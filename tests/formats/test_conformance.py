@@ -45,7 +45,7 @@ take their library."""
 
 
 LIBRARIES = {
-    "lightning", "lightning-sharded", "lightning-deepspeed", "ultralytics", "torchtune",
+    "lightning", "lightning-sharded", "lightning-deepspeed", "ultralytics", "torchtune", "espnet",
 }  # fmt: skip
 """Formats of which only their library makes a run: tests/formats/test_lightning*.py; whose files
 name classes that a person must allow: test_described_epochs.py; or that keep one step:

@@ -124,3 +124,41 @@ def torchtune(root: Path) -> Path:
         counted = {"epochs_run": epoch + 1, "total_epochs": 9, "seed": 1, "dataloader": {}}
         torch.save({"optimizer": adam.state_dict(), **counted}, state)
     return root
+
+
+class WarmupLR(torch.optim.lr_scheduler.LRScheduler):
+    """What that of espnet 202511 keeps, and makes of a step."""
+
+    def __init__(self, optimizer: Any, warmup_steps: int) -> None:
+        self.warmup_steps = warmup_steps
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        now, warmup = self.last_epoch + 1, self.warmup_steps
+        return [base * min((warmup / now) ** 0.5, now / warmup) for base in self.base_lrs]
+
+
+def espnet(root: Path, warmup: int = 10) -> Path:
+    """What `Trainer.run` of espnet2 202511 saves of four epochs."""
+    root.mkdir(parents=True)
+    model = torch.nn.Linear(4, 2)
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+    schedule = WarmupLR(adam, warmup)
+    for epoch in range(1, 5):
+        for _ in range(UPDATES):
+            adam.zero_grad()
+            model(torch.ones(3, 4)).square().sum().backward()
+            adam.step()
+            schedule.step()
+        state = {
+            "model": model.state_dict(),
+            "reporter": {"stats": {epoch: {}}, "epoch": epoch},
+            "optimizers": [adam.state_dict()],
+            "schedulers": [schedule.state_dict()],
+            "scaler": None,
+        }
+        torch.save(state, root / "checkpoint.pth")
+        torch.save(model.state_dict(), root / f"{epoch}epoch.pth")
+        (root / "latest.pth").unlink(missing_ok=True)
+        (root / "latest.pth").symlink_to(f"{epoch}epoch.pth")
+    return root

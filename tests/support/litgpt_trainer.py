@@ -18,9 +18,9 @@ import torch
 import torch._dynamo
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.support.newest_megatron import beside
+from tests.support.trainers_folder import FOLDER
 
-sys.path.append(str(beside("trainers")))
+sys.path.append(str(FOLDER))
 
 from litgpt import Config, pretrain
 from litgpt.args import EvalArgs, LogArgs, TrainArgs

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-import tests.support.no_cv2  # noqa: F401  # before mmengine, which imports OpenCV
-from tests.support.newest_megatron import beside
+from tests.support.trainers_folder import FOLDER
 
-sys.path.append(str(beside("trainers")))
+sys.path.append(str(FOLDER))
+
 from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
 from mmengine.runner import Runner

@@ -27,7 +27,7 @@ NUMBERS = frozenset(
         "last_epoch", "_step_count", "T_max", "eta_min", "T_0", "T_i", "T_mult", "T_cur", "gamma",
         "step_size", "total_steps", "factor", "start_factor", "end_factor", "total_iters", "power",
         "total_size", "step_ratio", "patience", "cooldown", "num_bad_epochs", "num_warmup_steps",
-        "cycle_len", "cycle_mul", "lr_mul", "num_steps",
+        "cycle_len", "cycle_mul", "lr_mul", "num_steps", "warmup_steps",
     }
 )  # fmt: skip
 """Keys of torch's schedulers that a rate is computed from: lists of numbers, and numbers."""

@@ -18,7 +18,7 @@ from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import is_number, not_understood, refuse_rates
 from ckptsurgeon.formats.fields.values import Place, Setting
-from ckptsurgeon.formats.schedules import fairseq2, in_code, nemo, plateau, torch_classes
+from ckptsurgeon.formats.schedules import espnet, fairseq2, in_code, nemo, plateau, torch_classes
 from ckptsurgeon.formats.schedules.check import (
     AFTER_LOADING,
     kept_rates,
@@ -38,6 +38,7 @@ KEPT: Mapping[str, frozenset[str]] = {
     "CyclicLR": frozenset({"lr"}),
     nemo.NAME: nemo.KEPT,
     nemo.ALIKE: frozenset({"lr"}),
+    espnet.NAME: espnet.KEPT,
     **fairseq2.KEPT,
 }
 """Recipe keys that a state can express; all others `lr` and `position`."""
@@ -169,8 +170,8 @@ def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, An
     if name in fairseq2.KINDS:
         rates, changed = fairseq2.recomputed(name, state, factor, values)
         return New(rates, {**changed, **_moved(state, values)})
-    if name == nemo.NAME:
-        rates, changed = nemo.recomputed(state, factor, values)
+    if name in (nemo.NAME, espnet.NAME):
+        rates, changed = (nemo if name == nemo.NAME else espnet).recomputed(state, factor, values)
         return New(rates, {**changed, **_moved(state, values)})
     if name == nemo.ALIKE:
         nemo.refuse_other_kinds(state)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptsurgeon.formats.schedules import fairseq2, nemo, plateau
+from ckptsurgeon.formats.schedules import espnet, fairseq2, nemo, plateau
 from ckptsurgeon.plans.promise import Caveat
 
 COMMON = frozenset(
@@ -36,11 +36,12 @@ KINDS: Mapping[str, frozenset[str]] = {
         }
     ),
     nemo.NAME: nemo.KEYS,
+    espnet.NAME: espnet.KEYS,
     **fairseq2.KINDS,
 }  # fmt: skip
 """Class → what its state has beside COMMON and MOMENTUM. LambdaLR and SequentialLR are told by one
-key, ReduceLROnPlateau by `plateau`. One class is NeMo's and some
-are fairseq2's, on torch's base class."""
+key, ReduceLROnPlateau by `plateau`. One class is NeMo's, one ESPnet's and some are fairseq2's, on
+torch's base class."""
 ENDS = ("T_max", "total_steps", "max_steps", "num_steps")
 """Where a state has the step at which the schedule ends."""
 MOMENTUM = frozenset({"use_beta1", "base_momentums", "max_momentums"})
