@@ -1,4 +1,4 @@
-"""The trainers that `make test-formats` installs beside the usual packages, and what stands for what
+"""The trainers that `make test-formats` installs beside the usual packages, and stand-ins for what
 they import and use for pictures alone."""
 
 from __future__ import annotations
