@@ -50,7 +50,7 @@ def picture(
     format = output.suffix.lower().lstrip(".")
     if format not in FORMATS:
         raise UsageError(
-            f"{output}: a picture is {', '.join(FORMATS)}, by the end of its name",
+            f"{output}: the name of a picture ends in .{', .'.join(FORMATS)}",
             next=command("report", "-o", "run.svg"),
         )
     run = logs.run(common)
