@@ -334,6 +334,15 @@ def test_nothing_without_an_optimizer_is_a_run(tmp_path: Path) -> None:
         draft(tmp_path)
 
 
+def test_an_optimizer_of_fastais_own_is_named(tmp_path: Path) -> None:
+    """`learn.save` of fastai 2.8.12: no state_dict() of torch's, and no numbers of parameters."""
+    opt = {"state": [{"grad_avg": torch.ones(2), "step": 3}], "hypers": [{"lr": 1e-3, "wd": 0.01}]}
+    torch.save({"model": {"weight": torch.ones(2)}, "opt": opt}, tmp_path / "model_2.pth")
+    with pytest.raises(UsageError, match="an optimizer of fastai's own") as refused:
+        draft(tmp_path)
+    assert "give fit or fit_one_cycle the lr" in str(refused.value.next[0])
+
+
 def test_a_step_with_folders_of_its_own_is_read_to_its_last_file(tmp_path: Path) -> None:
     """fairseq2 has its optimizer five names below the run."""
     drafted = draft(fairseq2(tmp_path / "run"))

@@ -21,6 +21,7 @@ from ckptsurgeon.formats.described.draft_contents import (
     UPDATES,
     Contents,
     contents,
+    is_fastai,
 )
 from ckptsurgeon.formats.described.draft_names import DIGITS, Group, groups
 from ckptsurgeon.formats.fields.constants import ODD, TORCH
@@ -55,6 +56,12 @@ def draft(run: Path) -> Draft:
     read = {group: _read(group.newest, unsure) for group in groups(run, saves(run))}
     main = [group for group, content in read.items() if content.is_main]
     if not main:
+        if own := next((group.newest for group in read if is_fastai(group.newest)), None):
+            raise UsageError(
+                f"{own} holds an optimizer of fastai's own, which is not edited here",
+                next="learn.load(FILE), and give fit or fit_one_cycle the lr and wd: they make "
+                "both anew at each start",
+            )
         raise UsageError(
             f"no file below {run} holds the state of an optimizer as torch saves it",
             next="-C RUN    RUN is the folder that holds the saved steps",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.sniff import begins_as_text
@@ -84,6 +85,15 @@ def contents(path: Path, loader: str) -> Contents:
     if is_json(path) and "schedulers" not in found:  # a config has steps and rates, too
         return Contents({})
     return Contents({kind: found[kind] for kind in KINDS if kind in found}, counters)
+
+
+def is_fastai(path: Path) -> bool:
+    """Whether `learn.save` of fastai wrote it, with its optimizer: state and hypers, as lists."""
+    try:
+        opt = _tree(path).get("opt")
+    except (SurgeryError, OSError, AttributeError):
+        return False
+    return isinstance(opt, Mapping) and {"state", "hypers"} <= set(opt)
 
 
 def _tree(path: Path) -> Any:
