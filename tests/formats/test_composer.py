@@ -159,5 +159,6 @@ def test_what_it_prints_and_logs_is_compared_with_the_promise(run: Maker, tmp_pa
     agreed = call("verify", "--log", log, "-C", root, "--json")
     assert agreed.exit_code == 0 and "[batch=5/8]" in agreed.stdout, agreed.stdout
     assert call("verify", "--tb", points, "-C", root).exit_code == 0
+    old.touch()  # what was not written to since the surgery is refused
     stale = call("verify", "--log", old, "-C", root)
     assert stale.exit_code == 4 and "as before the surgery" in stale.stdout
