@@ -93,9 +93,9 @@ COMMANDS = (
 )
 OF_A_TRAINER = re.compile(
     r"(?<![\w-])--?[a-z][\w.-]+|\b[a-z_]+\.[a-z_]+[\w.]*|\b[a-z]+_[a-z_]+\b|\S+\.(?:json|ya?ml|py|sh)\b"
-    r"|^(?:mkdir ASIDE && )?mv \S+ \S+"
+    r"|^(?:mkdir ASIDE && )?mv \S+ \S+|`[a-z]\w*`"
 )
-"""A flag, a key of a config, a file, or the new name of a folder."""
+"""A flag, a key of a config or of the command, a file, or the new name of a folder."""
 CARRIED = ("--dry-run", "--json")
 
 
