@@ -48,7 +48,7 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
         done = python("ckptsurgeon", *words)
         ours.append(done.seconds)
         peaks.append(done.peak_mb)
-        _undo(root)
+        undo(root)
         forget(shards)
         theirs.append(float(python("bench.average", "torch", root).answer["seconds"]))
     others = [_other(name, words, root, 1 if quick else TIMES) for name, words in OTHERS.items()]
@@ -68,7 +68,7 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> list[Row]:
     ]  # fmt: skip
 
 
-def _undo(root: Path) -> None:
+def undo(root: Path) -> None:
     """And remove what the surgery and its undo have moved aside, as much as the step each time."""
     python("ckptsurgeon", "undo", "--yes", "--quiet", "-C", root)
     python("ckptsurgeon", "prune", "--keep", 0, "--yes", "--quiet", "--run", root)
@@ -83,7 +83,7 @@ def _other(name: str, words: tuple[object, ...], root: Path, times: int) -> Row:
         forget(sorted(root.glob("global_step*/*.pt")))
         done = python("ckptsurgeon", *words, "--yes", "--quiet", "-C", root)
         ours.append(done.seconds)
-        _undo(root)
+        undo(root)
     mine, once = statistics.median(ours), statistics.median(read)
     note = f"{mine:.2f} s as typed; the step's shards read once: {once:.2f} s"
     return Row(f"{name}: share of the reading speed of the step", once / mine, "×", note=note)

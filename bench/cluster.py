@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.average import STEPS
+from bench.average import STEPS, undo
 from bench.process import forget, python
 from bench.row import Row
 
@@ -138,7 +138,7 @@ def _average(folder: Path, gib: float, workers: Sequence[int], times: int) -> li
     root = folder / "cluster-average"
     python("bench.average", "build", root, gib / len(STEPS))
     words = ("average", *STEPS, "--moments", "average", "--yes", "--quiet", "-C", root)
-    found = _timed(root, workers, times, words, lambda: _undo(root))
+    found = _timed(root, workers, times, words, lambda: undo(root))
     shutil.rmtree(root)
     return found
 
@@ -148,15 +148,9 @@ def _transplant(folder: Path, gib: float, workers: Sequence[int], times: int) ->
     python("bench.transplant", "spread", root, gib, RANKS)
     run = root / "run"
     words = ("transplant", "--from", root / "source", "--yes", "--quiet", "-C", run)
-    found = _timed(root, workers, times, words, lambda: _undo(run))
+    found = _timed(root, workers, times, words, lambda: undo(run))
     shutil.rmtree(root)
     return found
-
-
-def _undo(run: Path) -> None:
-    """And remove what the surgery wrote."""
-    python("ckptsurgeon", "undo", "--yes", "--quiet", "-C", run)
-    python("ckptsurgeon", "prune", "--keep", 0, "--yes", "--quiet", "--run", run)
 
 
 def _overhead(folder: Path, count: int) -> Row:
