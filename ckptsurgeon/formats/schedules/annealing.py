@@ -16,11 +16,12 @@ from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields import understood
 from ckptsurgeon.formats.fields.values import Decay, Place, Setting
 from ckptsurgeon.formats.schedules.check import (
-    AFTER_LOADING,
     ASSERTED,
     kept_rates,
+    other_rule,
     refuse_early_decay,
     refuse_low_peak,
+    refuse_shape,
     samples_of,
 )
 from ckptsurgeon.formats.schedules.megatron import stable_then_decay
@@ -120,11 +121,7 @@ def refuse_other_rule(checkpoint: Checkpoint) -> None:
         return
     rate = learning_rate(present)
     if not any(math.isclose(place.value, rate, rel_tol=1e-6) for place in places):
-        raise SurgeryError(
-            f"the groups have lr {places[0].value!r}, and AnnealingLR gives {rate!r} at the saved "
-            "position: what this scheduler makes of another lr is not known",
-            next=AFTER_LOADING,
-        )
+        raise other_rule("AnnealingLR", places[0].value, rate)
 
 
 def reschedule(
@@ -193,12 +190,7 @@ def cooldown(
             "the checkpoint keeps no schedule, so nothing in it can make the rate decay",
             next="set the schedule on the trainer's command line",
         )
-    if decay.shape not in shapes:
-        known = ", ".join(sorted(shapes))
-        raise SurgeryError(
-            f"this trainer's scheduler knows no decay of the shape {decay.shape}",
-            next=command("cooldown", "--shape", "linear", why=f"its shapes are {known}"),
-        )
+    refuse_shape(decay, shapes)
     now = present["num_steps"]
     values = {
         "lr": present_rate(learning_rate(present), float(present["max_lr"])),

@@ -4,7 +4,7 @@ one optimizer."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -69,6 +69,26 @@ def refuse_foreign(
         "another lr is unknown",
         next=AFTER_LOADING,
     )
+
+
+def other_rule(name: str, kept: float, given: float) -> SurgeryError:
+    """Of a scheduler that is `name` by its keys: the groups have the rate `kept`, and its rule
+    gives another one at the saved position."""
+    return SurgeryError(
+        f"the groups have lr {kept!r}, and {name} gives {given!r} at the saved position: what this "
+        "scheduler makes of another lr is not known",
+        next=AFTER_LOADING,
+    )
+
+
+def refuse_shape(decay: Decay, shapes: Collection[str]) -> None:
+    """Raise SurgeryError for a cooldown of another shape than those that a scheduler knows."""
+    if decay.shape not in shapes:
+        known = ", ".join(sorted(shapes))
+        raise SurgeryError(
+            f"this trainer's scheduler knows no decay of the shape {decay.shape}",
+            next=command("cooldown", "--shape", "linear", why=f"its shapes are {known}"),
+        )
 
 
 def refuse_no_rate(rate: float) -> None:

@@ -17,10 +17,11 @@ from ckptsurgeon.formats.fields import understood
 from ckptsurgeon.formats.fields.values import Decay, Place, Setting
 from ckptsurgeon.formats.schedules.annealing import present_rate
 from ckptsurgeon.formats.schedules.check import (
-    AFTER_LOADING,
     kept_rates,
+    other_rule,
     refuse_early_decay,
     refuse_low_peak,
+    refuse_shape,
 )
 from ckptsurgeon.hints import command
 
@@ -98,13 +99,9 @@ def reschedule(
     places = kept_rates(checkpoint)
     before = learning_rate(schedule)
     for place in places:
-        if not math.isclose(place.value, before * _share(checkpoint, place), rel_tol=1e-6):
-            raise SurgeryError(
-                f"the groups have lr {place.value!r}, and the saved schedule gives {before!r} at "
-                f"iteration {schedule['num_iters']:g}: what the trainer makes of another lr is "
-                "not known",
-                next=AFTER_LOADING,
-            )
+        given = before * _share(checkpoint, place)
+        if not math.isclose(place.value, given, rel_tol=1e-6):
+            raise other_rule("GPT-NeoX's AnnealingLR", place.value, given)
     names = {**NUMBERS, STYLE: STYLE}
     lacking = sorted(values.keys() - names.keys())
     if lacking:
@@ -136,13 +133,7 @@ def cooldown(
     """The present rate as the peak, with a warm-up that is over here, so the position stays. As a
     linear decay heads for 0, one to another rate gets an end beyond the cooldown's: the floor holds
     it from there on."""
-    if decay.shape not in SHAPES:
-        raise SurgeryError(
-            f"this trainer's scheduler knows no decay of the shape {decay.shape}",
-            next=command(
-                "cooldown", "--shape", "linear", why=f"its shapes are {', '.join(SHAPES)}"
-            ),
-        )
+    refuse_shape(decay, SHAPES)
     now, peak = schedule["num_iters"], float(schedule["start_lr"])
     rate = present_rate(learning_rate(schedule), peak)
     if rate <= decay.to:
