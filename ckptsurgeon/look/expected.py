@@ -229,9 +229,11 @@ def _epoch_steps(document: Mapping[str, Any]) -> float | None:
 
 def _updates_of_an_epoch(run: Run, step: int) -> float | None:
     """The same of open_clip, whose steps are the epochs that have ended."""
-    ended = isinstance(run.format, CountsSaves) and run.format.name == "open-clip" and step
-    updates = run.format.updates(run.root, step) if isinstance(run.format, CountsSaves) else None
-    return updates / step if ended and updates else None
+    format = run.format
+    if not isinstance(format, CountsSaves) or format.name != "open-clip" or not step:
+        return None
+    updates = format.updates(run.root, step)
+    return updates / step if updates else None
 
 
 def _remedy(run: Run, checkpoint: Checkpoint, state: State, surgeries: list[Receipt]) -> list[Hint]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.logs.likely import Likely
     from ckptsurgeon.logs.marks import Marks
     from ckptsurgeon.logs.new_names import Counts
-    from ckptsurgeon.logs.source import LogSource
+    from ckptsurgeon.logs.source import LogSource, Stream
 
 ORDERS = ("wall", "mtime", "name")
 
@@ -169,12 +169,10 @@ def cut_or_rename(
         warnings = of_all(warnings, run.logs.folders())
         if found.unknown and checkpoint is not None:
             text = f"not cut: {not_known(run, found.unknown)}; {cutting(run, checkpoint.step)}"
-            field = TENSORBOARD if found.unknown[0].kind == TENSORBOARD else LOGS
-            warnings.append(Caveat(text, field, known=False))
+            warnings.append(_of_logs(text, found.unknown))
         if found.doubtful and checkpoint is not None:
-            field = TENSORBOARD if found.doubtful[0].kind == TENSORBOARD else LOGS
             text = doubtful(checkpoint.step, found.doubtful)
-            warnings.append(Caveat(text, field, known=False))
+            warnings.append(_of_logs(text, found.doubtful))
     if section.rename:
         from ckptsurgeon.logs.source import NewNames
 
@@ -186,6 +184,11 @@ def cut_or_rename(
     if counts:
         warnings += _renamed(run, section, counts, by)
     return changes, warnings
+
+
+def _of_logs(text: str, logs: Sequence[Stream]) -> Caveat:
+    """What to know of logs whose numbers are not known, said of event files or of other logs."""
+    return Caveat(text, TENSORBOARD if logs[0].kind == TENSORBOARD else LOGS, known=False)
 
 
 def event_folders(run: Run) -> list[LogSource]:
