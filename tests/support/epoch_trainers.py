@@ -23,7 +23,6 @@ from tests.support.newest_megatron import beside
 
 FOLDER = beside("trainers")
 EPOCHS, UPDATES = 4, 3
-NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def telling() -> None:
@@ -111,9 +110,8 @@ def main() -> None:
     library, root, *words = sys.argv[1:]
     sys.path.append(str(FOLDER))
     warnings.simplefilter("ignore")  # the libraries' own
-    # torchvision's compiled operators want a GPU's torch, and none of them is called here.
-    for name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{name}", NMS)
+    from tests.support import trainers_folder  # noqa: F401  # what stands for compiled operators
+
     resume = "--resume" in words
     if resume:
         telling()
