@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ckptsurgeon import Run, look, plan, surgery
@@ -306,6 +306,8 @@ def test_a_state_without_the_last_rates_is_compared_with_nothing(tmp_path: Path)
     floor=st.sampled_from([0.0, 1e-6]),
     tensor=st.booleans(),
 )
+@example(name="OneCycleLR", end=2, passed=0.0, floor=0.0, tensor=False)  # warm-up ends at -0.1
+@example(name="OneCycleLR", end=2, passed=1.0, floor=0.0, tensor=False)
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

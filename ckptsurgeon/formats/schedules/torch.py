@@ -253,7 +253,9 @@ def one_cycle(
     changed |= _moved(state, values)
     now = values.get("position", state["last_epoch"])
     beyond = ends[-1] < now and bool(values.keys() & {"decay", "position"})
-    if sorted(set(ends)) != ends or ends[0] <= 0 or beyond:
+    # A cycle of three steps has a warm-up that ends at -0.1: torch makes it, and trains on.
+    crossed = sorted(set(ends)) != ends or ("warmup" in values and ends[0] <= 0)
+    if crossed or beyond:
         raise UsageError(
             f"OneCycleLR at step {now} can't have phases that end at "
             f"{', '.join(f'{end:g}' for end in ends)}",
