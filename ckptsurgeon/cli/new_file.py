@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ckptsurgeon import disk
@@ -12,7 +11,7 @@ from ckptsurgeon.hints import TYPED, shell
 
 def refuse_existing(path: Path) -> None:
     """Raise UsageError before long work where `write` would after it, as another file is there."""
-    if os.path.lexists(path):
+    if disk.is_there(path):
         raise _exists(path)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptsurgeon import report
+from ckptsurgeon import disk, report
 from ckptsurgeon.cli.options import AllowGlobal, Common, Jobs
 from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
 from ckptsurgeon.guard.ready import decide
@@ -110,7 +110,7 @@ def _open(common: Common, from_scratch: bool) -> Run | None:
         return common.open_run()
     except UsageError:
         folder = common.run_dir or Path()
-        absent = from_scratch and not os.path.lexists(folder)
+        absent = from_scratch and not disk.is_there(folder)
         if absent or (folder.is_dir() and not may_hold_steps(folder)):
             return None
         raise

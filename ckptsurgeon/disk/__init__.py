@@ -36,6 +36,7 @@ from ckptsurgeon.disk.names import (
     symlink,
 )
 from ckptsurgeon.disk.owners import copy_mode, copy_rights
+from ckptsurgeon.disk.presence import is_file, is_folder, is_link, is_there, walk
 
 __all__ = [
     "NO_HARD_LINKS",
@@ -52,6 +53,10 @@ __all__ = [
     "fsync_data",
     "fsync_directory",
     "fsync_file",
+    "is_file",
+    "is_folder",
+    "is_link",
+    "is_there",
     "link",
     "make_directory",
     "opened",
@@ -64,6 +69,7 @@ __all__ = [
     "set_times",
     "symlink",
     "truncate",
+    "walk",
     "write_at",
     "write_each",
     "write_new",

@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.one_look import once
 from ckptsurgeon.formats.layout import Format
@@ -72,8 +73,9 @@ class StepFolders(Format, ABC):
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Every file in the folder and in those inside it, ascending; links to folders lead nowhere."""
-    return sorted(Path(here, name) for here, _, names in os.walk(folder) for name in names)
+    """Every file in the folder and in those inside it, ascending; links to folders lead nowhere.
+    Raises OSError where one of them can't be listed: the others alone are not the step."""
+    return sorted(Path(here, name) for here, _, names in disk.walk(folder) for name in names)
 
 
 @once

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -106,7 +105,7 @@ def put(root: Path, id: str, name: str, data: bytes) -> Path:
             if not each.is_dir():
                 disk.make_directory(each)
         staged = here / f"{name}.new"
-        if os.path.lexists(staged):
+        if disk.is_there(staged):
             disk.remove_file(staged)
         disk.write_new(staged, data)
         disk.rename(staged, here / name)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.one_look import one_look
 from ckptsurgeon.hints import command, shell
@@ -163,7 +163,7 @@ def _undone(run: Run, done: Sequence[Receipt], id: str | None) -> Receipt:
 def _refuse_pruned(run: Run, chosen: Receipt, in_force: Sequence[Receipt]) -> None:
     """Nothing comes back behind a surgery whose attic is gone."""
     for receipt in reversed(in_force):
-        if receipt.id >= chosen.id and (run.root / pruned(receipt.id)).exists():
+        if receipt.id >= chosen.id and disk.is_there(run.root / pruned(receipt.id)):
             before = "" if receipt is chosen else f", and neither can {chosen.id} before it"
             raise SurgeryError(
                 f"the attic of receipt {receipt.id} was pruned: what it moved aside or replaced is "
@@ -176,14 +176,14 @@ def _found(run: Run, receipt: Receipt) -> kept.Found:
     """What is there of the files that the surgery edited in place. They, and all others that it
     edited or moved aside, must be the run's and exist."""
     refuse_foreign(run.root, run.logs.named(), receipt.inverse, f"receipt {receipt.id}")
-    if (run.root / pruned(receipt.id)).exists():
+    if disk.is_there(run.root / pruned(receipt.id)):
         raise SurgeryError(
             f"the attic of receipt {receipt.id} was pruned: what it moved aside is gone",
             next=command("log"),
         )
     found = kept.found(run.root, receipt.inverse)
     replaced = [edit.file for edit in receipt.inverse if isinstance(edit, Replace)]
-    there = side_by_side(lambda file: os.path.lexists(run.root / file), replaced)
+    there = side_by_side(lambda file: disk.is_there(run.root / file), replaced)
     lost = [file for file, status in found.items() if status is None]
     lost += [file for file, is_there in zip(replaced, there, strict=True) if not is_there]
     if lost and receipt.step is not None and receipt.step not in run.steps():

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
+from ckptsurgeon import disk
 from ckptsurgeon.plans.edits import Relink
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.remote import reads
@@ -72,7 +73,7 @@ def links(
             first, slash, rest = old.partition("/")
             if first not in names or file in known:
                 continue
-            if newest and os.path.lexists(folder / newest[0] / rest):
+            if newest and disk.is_there(folder / newest[0] / rest):
                 relinked.append(Relink(file, "logs", old, f"{newest[0]}{slash}{rest}"))
             else:
                 aside.append(file)

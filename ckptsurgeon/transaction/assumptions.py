@@ -265,7 +265,7 @@ def _size_before(edit: Append | Truncate) -> int:
 
 
 def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
+    return disk.is_folder(path) and not disk.is_link(path)
 
 
 def _twice(names: Iterable[str]) -> set[str]:
@@ -280,7 +280,7 @@ def _check_source(
     known: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """`known` are the sizes of files that are compared with them by themselves."""
-    there = os.path.lexists(root / file)
+    there = disk.is_there(root / file)
     if content is None and not there:
         raise SurgeryError(f"{root / file} does not exist", next=AGAIN)
     if content is not None and there and file not in ours:
@@ -308,7 +308,7 @@ def _check_source(
 
 
 def _check_absent(root: Path, file: str, freed: Collection[str]) -> None:
-    if file not in freed and os.path.lexists(root / file):
+    if file not in freed and disk.is_there(root / file):
         raise SurgeryError(f"{root / file}: a file of this name is in the way", next=AGAIN)
 
 
@@ -316,7 +316,7 @@ def _changed(root: Path, *files: str) -> set[Path]:
     """What a rename of these changes, as far as it is there: the files, and the folders of their
     names."""
     paths = [root / file for file in files]
-    return {path for path in paths if os.path.lexists(path)} | {
+    return {path for path in paths if disk.is_there(path)} | {
         existing(path.parent) for path in paths
     }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -58,7 +57,7 @@ def encoded(entry: Entry) -> bytes:
 def write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) -> None:
     """Put the journal in place, durably; `check` is called right before, and may refuse."""
     new, path = root / HOME / "journal.new", root / HOME / "journal"
-    if os.path.lexists(new):
+    if disk.is_there(new):
         disk.remove_file(new)
     disk.write_new(new, encoded(entry))
     check()
@@ -69,8 +68,12 @@ def write(root: Path, entry: Entry, check: Callable[[], None] = lambda: None) ->
 def read(root: Path) -> Entry | None:
     """What the journal says, None where there is none. Raises InterruptedSurgery where it can't be
     told. A fork that was cut off in a bucket has no id."""
-    if os.path.lexists(root / HOME / FORKING):
-        return Entry("", "fork: not all of it is there", (), ())
+    forking = root / HOME / FORKING
+    try:
+        if disk.is_there(forking):
+            return Entry("", "fork: not all of it is there", (), ())
+    except OSError as error:
+        raise _damaged(forking, f": {error.strerror}") from None
     return _read(root / HOME / "journal") or _read(root / HOME / INTENT)
 
 
@@ -89,7 +92,11 @@ def _read(path: Path) -> Entry | None:
         wrong = f": {error.strerror}"
     except (Malformed, TypeError) as error:
         wrong = f": {error}"
-    raise InterruptedSurgery(
+    raise _damaged(path, wrong)
+
+
+def _damaged(path: Path, wrong: str) -> InterruptedSurgery:
+    return InterruptedSurgery(
         f"{path} is damaged{wrong}",
         untouched="nothing was touched by this command",
         next=("restore it from a snapshot of the file system", RECOVER),
@@ -138,4 +145,4 @@ def _noted(root: Path) -> bool:
         id = cut_off(root)
     except SurgeryError:
         return False
-    return id is not None and (root / jobs_file(id)).is_file()
+    return id is not None and disk.is_file(root / jobs_file(id))

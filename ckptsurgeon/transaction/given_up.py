@@ -75,8 +75,8 @@ def staged_receipt(root: Path, id: str) -> Receipt:
 def write(root: Path, id: str, left: Mapping[str, str]) -> None:
     """Put the record in place, durably; again where an earlier attempt was killed at it."""
     staged, path = root / staged_record(id), root / record_file(id)
-    if not path.exists():
-        if staged.exists():
+    if not disk.is_there(path):
+        if disk.is_there(staged):
             disk.remove_file(staged)
         document = {"receipt": staged_receipt(root, id), "left": dict(left)}
         text = json.dumps(document, default=to_json) + "\n"

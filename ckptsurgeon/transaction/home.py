@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from ckptsurgeon import disk
+
 HOME = ".ckptsurgeon"
 """The folder in the run's root, and in each log folder on another file system. It holds `journal`
 and `lock` while a surgery is under way, `staging/<id>` before its commit, `attic/<id>` with what it
@@ -52,7 +54,7 @@ def jobs_file(id: str) -> str:
 
 def has_receipts(folder: Path) -> bool:
     """Whether surgeries were done in the run whose root is `folder`."""
-    return (folder / HOME / RECEIPTS).is_dir()
+    return disk.is_folder(folder / HOME / RECEIPTS)
 
 
 def is_log(name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.plans.edits import Append, Edit, Inverse, Move, Replace, Span, Tail, Truncate
 from ckptsurgeon.transaction.home import ATTIC, HOME
 
@@ -22,7 +23,7 @@ def staged_tails(id: str) -> str:
 def cut_off(root: Path, id: str) -> Path:
     """Where those bytes are now: in the attic, or in the staging before that."""
     path = root / kept_tails(id)
-    return path if path.exists() else root / staged_tails(id)
+    return path if disk.is_there(path) else root / staged_tails(id)
 
 
 def kept(edits: Iterable[Edit], id: str) -> list[tuple[Truncate, Tail]]:

@@ -188,7 +188,7 @@ def _cut_off(root: Path, entry: Entry, error: BaseException) -> BaseException:
 def _finished(root: Path, entry: Entry) -> bool:
     """Whether the receipt is in its place, or the record that it was given up."""
     record = receipts.receipt_file if entry.back is None else given_up.record_file
-    return (root / record(entry.id)).exists()
+    return disk.is_there(root / record(entry.id))
 
 
 def refuse_stale(
@@ -276,7 +276,7 @@ def recover(root: Path, *, logs: Sequence[Path] | None = (), jobs: int = 8) -> R
 
 def _traces(home: Path) -> bool:
     """Whether a surgery left something: a journal, a lock, or an empty home."""
-    if not home.is_dir():
+    if not disk.is_folder(home):
         return False
     names = {entry.name for entry in home.iterdir()}
     return not names or any(name.startswith(("journal", "lock")) for name in names)
@@ -346,7 +346,7 @@ def _finish(root: Path, entry: Entry, held: disk.Held, jobs: int, progress: Prog
 
 def _keep_records(root: Path, id: str) -> None:
     for staged, final in receipts.records(id).items():
-        if (root / staged).exists():
+        if disk.is_there(root / staged):
             disk.rename(root / staged, root / final)
     # Not only after our own renames: those of an attempt which was killed may not be durable.
     disk.fsync_directory((root / receipts.receipt_file(id)).parent)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import whole_file
+from ckptsurgeon import disk, whole_file
 from ckptsurgeon.plans.edits import Content, Edit, Inverse, Move, Replace, Tail, Truncate
 from ckptsurgeon.remote import reads
 from ckptsurgeon.transaction.digests import tail_digest
@@ -155,7 +155,7 @@ def rewritten(root: Path, id: str, names: Iterable[str]) -> list[str]:
     return [
         name
         for name in names
-        if name in known and (root / name).is_file() and not same(root / name, known[name])
+        if name in known and disk.is_file(root / name) and not same(root / name, known[name])
     ]
 
 
@@ -180,12 +180,12 @@ def saved_again(root: Path, id: str, edit: Truncate | Tail, status: os.stat_resu
 
 def files(path: Path) -> Iterator[Path]:
     """The file itself, or every file below a folder; a link is a file, to a folder too."""
-    if path.is_symlink() or not path.is_dir():
-        if os.path.lexists(path):
+    if disk.is_link(path) or not disk.is_folder(path):
+        if disk.is_there(path):
             yield path
         return
-    for here, folders, names in os.walk(path):
-        links = [name for name in folders if (Path(here) / name).is_symlink()]
+    for here, folders, names in disk.walk(path):
+        links = [name for name in folders if disk.is_link(Path(here) / name)]
         yield from (Path(here) / name for name in sorted([*names, *links]))
 
 

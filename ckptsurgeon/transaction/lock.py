@@ -109,7 +109,7 @@ def hold(root: Path, title: str, name: str = LOCK) -> Iterator[None]:
     InterruptedSurgery when it can't be removed."""
     home = root / HOME
     mine = myself(title)
-    root_time = None if home.exists() else root.stat().st_mtime_ns
+    root_time = None if disk.is_there(home) else root.stat().st_mtime_ns
     try:
         _take(home / name, mine)
         yield
@@ -185,10 +185,10 @@ def _take(lock: Path, mine: Holder) -> None:
         if record is not None and not stale(record):
             raise refusal(lock, record)
         try:
-            if not home.is_dir():
+            if not disk.is_folder(home):
                 with contextlib.suppress(FileExistsError):
                     disk.make_directory(home)
-            if not private.exists():
+            if not disk.is_there(private):
                 disk.write_new(private, encoded(mine))
             if record is not None:
                 _break(lock, record, private)
@@ -207,7 +207,7 @@ def _release(lock: Path, mine: Holder, root_time: int | None) -> None:
         disk.remove_file(lock)
     _remove(lock.parent / f"{lock.name}.{mine.token}")
     with contextlib.suppress(FileNotFoundError, FileExistsError):
-        if home.is_dir() and not any(home.iterdir()):
+        if disk.is_folder(home) and not any(home.iterdir()):
             try:
                 disk.remove_directory(home)
             except OSError as error:
@@ -276,7 +276,7 @@ def _tidy(lock: Path) -> None:
 
 def _remove(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
-        if os.path.lexists(path):
+        if disk.is_there(path):
             disk.remove_file(path)
 
 

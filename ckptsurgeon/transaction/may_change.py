@@ -4,11 +4,13 @@ only; every check raises SurgeryError."""
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import os
 import sys
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import shell
 
@@ -40,7 +42,7 @@ def check_rename(root: Path, source: str, target: str) -> None:
     folders = [existing((root / name).parent) for name in (source, target)]
     moved = root / source
     # A folder that gets another parent is written to as well: its `..` changes.
-    entered = [moved] if moved.is_dir() and not moved.is_symlink() else []
+    entered = [moved] if disk.is_folder(moved) and not disk.is_link(moved) else []
     for folder in [*folders, *entered]:
         if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
             why = f"{folder}: this user may not write here"
@@ -67,10 +69,12 @@ def _mount(folder: Path) -> tuple[str, int]:
 
 
 def existing(path: Path) -> Path:
-    """`path`, or its nearest parent that exists."""
-    while not os.path.lexists(path):
-        path = path.parent
-    return path
+    """`path`, or its nearest parent that exists. Below a folder that may not be searched nothing
+    does, as far as this user may know."""
+    with contextlib.suppress(PermissionError):
+        if disk.is_there(path):
+            return path
+    return existing(path.parent)
 
 
 def check_flags(path: Path) -> None:

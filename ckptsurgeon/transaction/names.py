@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import shell
 from ckptsurgeon.plans.edits import Computed, Content, Edit, Move, Replace, Span, Tail
@@ -78,7 +79,7 @@ def refuse_foreign_staging(
     `directories` that go if they are empty."""
     if logs is None:  # what was not made yet does not say where it belongs, and need not go
         files, directories = (
-            [name for name in names if not name.startswith("../") or os.path.lexists(root / name)]
+            [name for name in names if not name.startswith("../") or disk.is_there(root / name)]
             for names in (files, directories)
         )
         logs = _keeping(root, files)
@@ -147,7 +148,7 @@ def _keeping(root: Path, names: Iterable[str]) -> list[Path]:
         id = id.partition("/")[0]
         if name.startswith("../") and kind in ("staging", ATTIC) and ID.fullmatch(id):
             folder = Path(posixpath.normpath(f"{root}/{beside}"))
-            if (folder / HOME / kind / id).is_dir():
+            if disk.is_folder(folder / HOME / kind / id):
                 folders[folder] = None
     return list(folders)
 
@@ -218,7 +219,7 @@ class _Bounds:
         if folder not in self._real_folders:
             self._real_folders[folder] = os.path.realpath(f"{self.root}/{folder}")
         path = f"{self._real_folders[folder]}/{last}"
-        return os.path.realpath(path) if Path(path).is_symlink() else path
+        return os.path.realpath(path) if disk.is_link(path) else path
 
     def is_log_folder(self, name: str) -> bool:
         """Whether it is one of the log folders itself."""
@@ -249,7 +250,7 @@ class _Bounds:
                 path = posixpath.dirname(path)
             seen.update(way)
             for path in reversed(way):
-                if Path(path).is_symlink():
+                if disk.is_link(path):
                     raise self._linked(Path(path))
 
     def _linked(self, link: Path) -> SurgeryError:

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import whole_file
+from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import SurgeryError, VerificationFailed
 from ckptsurgeon.hints import Hint, command, shell
 from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
@@ -46,7 +46,7 @@ def read(root: Path, mentioning: Collection[str] = ()) -> list[Receipt]:
     receipts = []
     for id in _ids(root):
         path = root / receipt_file(id)
-        if path.is_file() and _mentions(path, mentioning):
+        if disk.is_file(path) and _mentions(path, mentioning):
             receipt, _ = _read(path)
             receipts += [] if receipt is None else [receipt]
     return receipts
@@ -71,10 +71,10 @@ def damaged(root: Path) -> dict[str, str]:
     wrong = {}
     for id in _ids(root):
         path = root / receipt_file(id)
-        if path.is_file():
+        if disk.is_file(path):
             reason = _read(path)[1]
         else:
-            reason = "was set aside as damaged" if path.with_name(ASIDE).exists() else ""
+            reason = "was set aside as damaged" if disk.is_there(path.with_name(ASIDE)) else ""
         if reason:
             wrong[id] = f"{receipt_file(id)} {reason}"
     return wrong
@@ -85,7 +85,7 @@ def refuse_damaged(root: Path) -> None:
     user has set it aside."""
     for id, wrong in damaged(root).items():
         path = root / receipt_file(id)
-        if path.is_file():
+        if disk.is_file(path):
             restore = f"restore {path} from a copy of the run"
             raise SurgeryError(f"{root / wrong}", next=(restore, set_aside(path)))
 
@@ -177,7 +177,7 @@ def _read_once(path: Path, *_: int) -> tuple[Receipt | None, str]:
 def _ids(root: Path) -> list[str]:
     """Also of a surgery whose receipt is lost: its attic has that name."""
     folder = root / HOME / RECEIPTS
-    if not folder.is_dir():
+    if not disk.is_folder(folder):
         return []
     return sorted(item.name for item in folder.iterdir() if ID.fullmatch(item.name))
 

@@ -89,7 +89,7 @@ def redo(
         each(lambda step: _restore(root, step, held, folders), truncated, jobs, done)
         folders.refuse_moved()
     for folder, mtime_ns in times.items():
-        if folder.is_dir() and folder.stat().st_mtime_ns != mtime_ns:
+        if disk.is_folder(folder) and folder.stat().st_mtime_ns != mtime_ns:
             disk.set_times(folder, mtime_ns)
 
 
@@ -115,7 +115,7 @@ def _folder_times(root: Path, steps: Sequence[Step]) -> dict[Path, int]:
     names = [name for step in steps if isinstance(step, Move) for name in (step.src, step.dst)]
     names += [step.file for step in steps if isinstance(step, Replace)]
     folders = dict.fromkeys((root / name).parent for name in names if _is_below(name))
-    return {folder: folder.stat().st_mtime_ns for folder in folders if folder.is_dir()}
+    return {folder: folder.stat().st_mtime_ns for folder in folders if disk.is_folder(folder)}
 
 
 def _is_below(name: str) -> bool:
@@ -165,7 +165,7 @@ def refuse_unlike(root: Path, steps: Sequence[Step], tails: Path) -> None:
             with _opened(held, root / cut.file, folders) as descriptor:
                 _check_cut(descriptor, root / cut.file, cut, held)
     for replaced in _only(steps, Replace):
-        if not renames.is_kept(root, replaced) and not os.path.lexists(root / replaced.file):
+        if not renames.is_kept(root, replaced) and not disk.is_there(root / replaced.file):
             raise unlike(root / replaced.file, "it is gone")
     made: set[str] = set()
     freed: set[str] = set()

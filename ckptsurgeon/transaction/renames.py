@@ -8,7 +8,6 @@ else puts at the old name in place of it is moved, and an undo brings it back.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -34,7 +33,7 @@ def _keep(root: Path, step: Replace) -> None:
     try:
         disk.link(file, target)
     except OSError as error:
-        if not os.path.lexists(file):
+        if not disk.is_there(file):
             raise unlike(file, "it is gone") from error
         if not disk.can_not_link(error, target.parent):
             raise
@@ -43,9 +42,9 @@ def _keep(root: Path, step: Replace) -> None:
 
 def is_kept(root: Path, step: Replace) -> bool:
     """Whether the old file is in the attic. Raises InterruptedSurgery where the new one is gone."""
-    if os.path.lexists(root / step.kept):
+    if disk.is_there(root / step.kept):
         return True
-    if not os.path.lexists(root / step.staged):
+    if not disk.is_there(root / step.staged):
         raise unlike(root / step.staged, "neither the new file nor the one in the attic exists")
     return False
 
@@ -53,9 +52,9 @@ def is_kept(root: Path, step: Replace) -> bool:
 def _copy(file: Path, target: Path) -> None:
     """What link(2) does, where there is none: `target` appears complete or not at all."""
     part = target.with_name(f"{target.name}.part")
-    if os.path.lexists(part):
+    if disk.is_there(part):
         disk.remove_file(part)
-    if file.is_symlink():
+    if disk.is_link(file):
         disk.symlink(str(file.readlink()), part)
     else:
         info = file.stat()
@@ -68,7 +67,7 @@ def _copy(file: Path, target: Path) -> None:
 
 
 def _swap(root: Path, step: Replace) -> None:
-    if os.path.lexists(root / step.staged):
+    if disk.is_there(root / step.staged):
         disk.rename(root / step.staged, root / step.file)
 
 
@@ -89,8 +88,8 @@ def is_moved(root: Path, step: Move, freed: Collection[str] = ()) -> bool:
     """Whether it is done. Raises InterruptedSurgery where its file is gone, or another has its new
     name; one that is in `freed` goes before it."""
     source, target = root / step.src, root / step.dst
-    if not os.path.lexists(target):
-        if not os.path.lexists(source):
+    if not disk.is_there(target):
+        if not disk.is_there(source):
             raise unlike(source, f"neither it nor {target} exists")
         return False
     if not is_taken(source, target, step):
@@ -125,4 +124,4 @@ def known(path: Path, step: Move) -> Move:
 
 def _fsync_parents(root: Path, names: Iterable[str], jobs: int) -> None:
     parents = sorted({(root / name).parent for name in names})
-    each(disk.fsync_directory, [parent for parent in parents if parent.is_dir()], jobs)
+    each(disk.fsync_directory, [parent for parent in parents if disk.is_folder(parent)], jobs)

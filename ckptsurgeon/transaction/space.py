@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.plans.edits import Append, Edit, Move, Replace
 from ckptsurgeon.transaction.may_change import existing
@@ -23,7 +24,7 @@ def refuse_full(root: Path, edits: Iterable[Edit], home: str, there: Collection[
     is `there` of an earlier attempt has its room."""
     files: dict[Path, list[int]] = defaultdict(list)
     at_home = existing(root / home)
-    there_now = {name for name in there if os.path.lexists(root / name)}
+    there_now = {name for name in there if disk.is_there(root / name)}
     for edit in edits:
         if isinstance(edit, Append):
             blocks = sum(end // BLOCK - start // BLOCK + 1 for start, end in edit.runs)

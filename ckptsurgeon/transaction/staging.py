@@ -77,7 +77,7 @@ def directories(root: Path, plan: Plan) -> tuple[str, ...]:
             filled.append(edit.kept)
             emptied.append(edit.staged)
     needed = {str(parent) for name in filled for parent in _parents(name)}
-    missing = {name for name in needed if not (root / name).is_dir()}
+    missing = {name for name in needed if not disk.is_folder(root / name)}
     inside = {str(p) for name in emptied for p in _parents(name) if HOME in p.parts}
     if plan.undoes is not None:
         inside |= {str(parent) for name in emptied for parent in _parents(name)}
@@ -95,7 +95,7 @@ def _parents_first(names: Iterable[str]) -> tuple[str, ...]:
 
 def make_directories(root: Path, names: Iterable[str]) -> None:
     """Make the missing ones, and every name on the way to them durable."""
-    missing = [root / name for name in names if not (root / name).is_dir()]
+    missing = [root / name for name in names if not disk.is_folder(root / name)]
     for path in missing:
         disk.make_directory(path)
     for parent in sorted({path.parent for path in missing}):
@@ -144,15 +144,15 @@ def remove(root: Path, files: Sequence[str], directories: Sequence[str]) -> None
     """Remove these files, then those of the directories that are empty. At the end it is durable
     that they are gone, whoever removed them."""
     for name in files:
-        if os.path.lexists(root / name):
+        if disk.is_there(root / name):
             disk.remove_file(root / name)
     for name in reversed(directories):
         path = root / name
-        if path.is_dir() and not any(path.iterdir()):
+        if disk.is_folder(path) and not any(path.iterdir()):
             disk.remove_directory(path)
     parents = {(root / name).parent for name in (*files, *directories)}
     for parent in sorted(parents):
-        if parent.is_dir():
+        if disk.is_folder(parent):
             disk.fsync_directory(parent)
 
 
@@ -296,7 +296,7 @@ def _begin(root: Path, staged: _Staged, kept: bool = False) -> None:
 
         databases.stage(root, path, content, staged.like)
         return
-    there = kept and os.path.lexists(path)
+    there = kept and disk.is_there(path)
     with disk.opened(path) if there else disk.created(path) as descriptor:
         if os.fstat(descriptor).st_nlink > 1:
             raise SurgeryError(f"{path} has other names (hard links)", next=command("recover"))
@@ -341,7 +341,7 @@ def _seal(
     }
     for at, data in known.items():
         disk.write_at(descriptor, path, at, data)
-    if like is not None and (root / like).exists():  # a link may lead nowhere
+    if like is not None and disk.is_file(root / like):  # a link may lead nowhere
         disk.copy_rights(descriptor, path, (root / like).stat())
     if content.mtime_ns is not None:
         disk.set_times(path, content.mtime_ns, descriptor)

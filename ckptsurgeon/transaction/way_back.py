@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import InterruptedSurgery
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Inverse, Move, Replace, Tail, Truncate
@@ -116,9 +117,7 @@ class _Way:
     def _path(self, name: str) -> Path | None:
         """What lies there once `steps` are done."""
         there = self._bears.get(name, name)
-        return (
-            self.root / there if there is not None and os.path.lexists(self.root / there) else None
-        )
+        return self.root / there if there is not None and disk.is_there(self.root / there) else None
 
     def _is(self, name: str, record: str) -> bool:
         """Whether it is what the record has under that name."""
@@ -226,7 +225,7 @@ class _Way:
         leaves that was cut off by a kill, or by a power cut."""
         written = step is tail
         path = self.root / staging.tails_file(self.id) if written else cut_off(self.root, self.id)
-        if not path.exists():
+        if not disk.is_there(path):
             return written  # its last bytes from before say so alone
         with Staged(path) as staged:
             if staged.digest(tail.at, tail.at + tail.size) != tail.digest:

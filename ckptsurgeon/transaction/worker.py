@@ -13,6 +13,7 @@ import pwd
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.transaction.home import HOME
 
 
@@ -75,7 +76,7 @@ def _owners(root: Path, names: Iterable[str]) -> tuple[os.stat_result | None, Pa
         for each in way:
             if each not in seen:
                 seen.add(each)
-                if os.path.lexists(each) and each.lstat().st_uid != run.st_uid:
+                if disk.is_there(each) and each.lstat().st_uid != run.st_uid:
                     return run, each
     return run, None
 

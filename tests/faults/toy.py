@@ -137,6 +137,7 @@ def _set_lr(world: Path, step: int, id: str) -> list[Edit]:
 
 def undo(world: Path) -> Plan:
     """The inverse of the last receipt: what the run lost comes back from the attic."""
+    receipts.refuse_damaged(world / "run")
     receipt = receipts.read(world / "run")[-1]
     edits: list[Edit] = []
     for edit in receipt.inverse:

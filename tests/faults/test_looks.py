@@ -1,0 +1,89 @@
+"""A look at a name that fails, as on a network file system, is no answer: nothing is half done."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsurgeon import disk
+from ckptsurgeon.cli.usage import from_system
+from tests.faults.sweep import Stage, verdict
+from tests.faults.toy import SCENARIOS
+from tests.faults.world import Scenario
+
+
+class Looks:
+    """The looks at names below a folder: which of them fails, and how many there were."""
+
+    def __init__(self, below: Path, at: int = 0) -> None:
+        self.below, self.at, self.seen = str(below), at, 0
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        real = os.stat, os.lstat
+        try:
+            os.stat, os.lstat = map(self._failing, real)  # type: ignore[assignment]
+            yield
+        finally:
+            os.stat, os.lstat = real  # type: ignore[assignment]
+
+    def _failing(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(path: Any, *words: Any, **named: Any) -> Any:
+            if isinstance(path, (str, Path)) and str(path).startswith(self.below):
+                self.seen += 1
+                if self.seen == self.at:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return real(path, *words, **named)
+
+        return ask
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+def test_a_look_that_fails_leaves_the_run_before_or_after(
+    scenario: Scenario, tmp_path: Path
+) -> None:
+    looks = Looks(tmp_path)
+
+    def act(world: Path) -> None:
+        with looks():
+            try:
+                scenario.act(world)
+            except OSError as error:  # where it reads; `main` makes of it what is said then
+                raise from_system(error) from error
+
+    stage = Stage(replace(scenario, act=act), tmp_path)
+    most, codes = looks.seen, set()
+    assert most > 20
+    for at in range(1, most + 1):
+        stage.reset()
+        looks = Looks(tmp_path, at)
+        ended = stage.act()
+        assert looks.seen >= at
+        assert verdict(stage, ended) is None, f"{at} of {most}"
+        codes.add(ended.code)
+    assert codes >= {1, 5}
+
+
+def test_only_what_is_not_there_is_said_to_be_absent(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to("gone")
+    (tmp_path / "loop").symlink_to("loop")
+    for ask, there in (
+        (disk.is_there, {".", "file", "nowhere", "loop"}),
+        (disk.is_folder, {"."}),
+        (disk.is_file, {"file"}),
+        (disk.is_link, {"nowhere", "loop"}),
+    ):
+        names = [".", "file", "nowhere", "loop", "gone", "file/below", "n" * 300, "a\0b"]
+        assert {name for name in names if ask(tmp_path / name)} == there
+        assert ask(str(tmp_path)) == ("." in there)
+        with Looks(tmp_path, 1)(), pytest.raises(OSError, match="Input/output error"):
+            ask(tmp_path / "file")
