@@ -1,6 +1,7 @@
 """The errors a user can meet: what happened, what was left untouched, what to do next.
 
 SurgeryError                     exit 1   failed or refused; the run is exactly as it was
+├── Unwritten                    exit 1   stdout does not take the answer
 ├── UsageError                   exit 2   the request itself is wrong (flag, recipe key, value)
 ├── DamagedFile                  exit 1   a file is not what its reader needs: path and byte offset
 ├── NotUnderstood                exit 1   a file is sound, and what a field of it means is not known
@@ -63,6 +64,18 @@ def _raised_elsewhere(
     made = kind.__new__(kind, *args)
     made.__dict__.update(state)
     return made
+
+
+class Unwritten(SurgeryError):
+    """stdout does not take the answer: its disk is full, say. A reader that has gone, as `head`
+    does, is no error, and leaves as BrokenPipeError."""
+
+    def __init__(self, error: OSError) -> None:
+        self.why = error.strerror or str(error)
+        super().__init__(
+            f"the answer can't be written to stdout: {self.why}",
+            next="send it where there is room, or free some, then run the same command again",
+        )
 
 
 class UsageError(SurgeryError):

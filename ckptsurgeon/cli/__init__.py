@@ -82,10 +82,7 @@ class Surgeon(TyperGroup):
             status = super().main(words or ["--help"], prog_name="ckptsurgeon", **extra)
         except SurgeryError as error:
             sys.exit(_fail(error, words))
-        except OSError as error:  # stdout takes no --help, or no --version
-            from ckptsurgeon.cli.options import Nowhere
-
-            sys.stdout = Nowhere()  # or the interpreter tries once more at its end
+        except OSError as error:
             sys.exit(_fail(from_system(error), words))
         except Exception as error:
             # Click's own errors; their class is public neither in Click's nor in Typer's package.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckptsurgeon.amounts import count
 from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -164,7 +166,8 @@ def advise(
     next: Hint | None = None
     if chosen is not None and not written:
         next = plan_of("recipe.yaml" if output is None else output, recipe)
-    common.answer(
+    tell = partial(common.report, wrote=output) if written else common.answer
+    tell(
         lambda: advice(diagnosis, proposals, name, common.style, chosen, next),
         lambda: advice_json(diagnosis, proposals, None if run is None else str(run.root)),
     )
@@ -189,7 +192,7 @@ def _chosen(proposals: Sequence[Proposal], number: int | None) -> Proposal | Non
         return first(proposals)
     if number > len(proposals):
         raise UsageError(
-            f"--recipe {number}: {len(proposals)} are proposed",
+            f"--recipe {number}: {count(len(proposals), 'recipe is', 'recipes are')} proposed",
             next=command("advise", why="lists them"),
         )
     if (chosen := proposals[number - 1]).recipe is None:
@@ -210,7 +213,9 @@ def _show(run: Run, chosen: Proposal | None, file: Path | None, common: Common) 
     assert chosen is not None and chosen.recipe is not None
     if not common.quiet:
         print()
-    show(run, surgery.plan(run, from_data(chosen.recipe)), common, command("apply", file))
+    show(
+        run, surgery.plan(run, from_data(chosen.recipe)), common, command("apply", file), wrote=file
+    )
 
 
 def _unlogged(run: Run, read: Curves) -> list[str]:

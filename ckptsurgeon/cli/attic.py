@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptsurgeon import report
+from ckptsurgeon.amounts import count
 from ckptsurgeon.cli.carry_out import carry_out, open_for
 from ckptsurgeon.cli.options import Common, Declined, Editing, shown_first
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -93,7 +94,7 @@ def prune(
         return
     if keep is None:
         raise UsageError(
-            f"{report.count(len(chosen), 'surgery', 'surgeries')} would lose what they keep: "
+            f"{count(len(chosen), 'surgery', 'surgeries')} would lose what they keep: "
             "--keep N says how many of the newest stay undoable",
             next=(
                 command("prune", "--dry-run", why="what each of them keeps"),
@@ -104,7 +105,7 @@ def prune(
     if not common.as_json:
         with shown_first():
             common.answer(lambda: report.attic(listed, common.style), dict)
-    _confirm_by_name(run, report.count(len(chosen), "attic"), common)
+    _confirm_by_name(run, count(len(chosen), "attic"), common)
     try:
         attic.prune(run, chosen)
     except (OSError, KeyboardInterrupt) as error:

@@ -12,17 +12,18 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from ckptsurgeon.cli.bucket import at_hand
-from ckptsurgeon.cli.commands import Command, examples, exit_codes
+from ckptsurgeon.cli.commands import Command, commands, examples, exit_codes
 from ckptsurgeon.cli.options import Cancelled, Common, OneLiner
 from ckptsurgeon.cli.parameter_types import parameter_types
 from ckptsurgeon.cli.sections import Flags
 from ckptsurgeon.cli.typed import follow
 from ckptsurgeon.cli.usage import as_typed, from_system
 from ckptsurgeon.cli.values import PlainCommand
+from ckptsurgeon.errors import UNTOUCHED
 from ckptsurgeon.hints import again
 
 
-def _carry_out(function: Callable[..., None], given: Mapping[str, Any]) -> None:
+def _carry_out(function: Callable[..., None], given: Mapping[str, Any], looks: bool) -> None:
     try:
         function(**given)
     except KeyboardInterrupt:
@@ -30,7 +31,7 @@ def _carry_out(function: Callable[..., None], given: Mapping[str, Any]) -> None:
     except OSError as error:
         if error.errno == errno.EPIPE:  # the reader of stdout has gone: Typer ends with 1, silently
             raise
-        raise from_system(error) from None
+        raise (from_system(error, UNTOUCHED) if looks else from_system(error)) from None
 
 
 def build(row: Command) -> Any:
@@ -98,7 +99,7 @@ def command(function: Callable[..., None], command_name: str) -> Callable[..., N
                 name: flags.section({key: given.pop(key) for key in flags.keys})
                 for name, flags in sections.items()
             }
-            _carry_out(function, given | made)
+            _carry_out(function, given | made, not commands()[command_name].changes)
 
     invoke.__doc__ = function.__doc__
     invoke.__name__ = function.__name__

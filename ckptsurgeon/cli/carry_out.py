@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -287,9 +288,11 @@ def show(
     *,
     brief: bool = False,
     verbose: bool = False,
+    wrote: Path | None = None,
 ) -> None:
     """Print a plan, that it can't be applied now if that is so, and with `then` the command that
-    applies it; with `verbose`, or -v of an edit, what is done to each file, too."""
+    applies it; with `verbose`, or -v of an edit, what is done to each file, too. Of a plan that
+    the command `wrote` somewhere, stderr is told where stdout takes no text."""
     notes = [f"{alive}; apply refuses until it is gone"] if (alive := run.trainer()) else []
     outside = sorted({str(PurePosixPath(file).parent) for file in outside_of_the_run(plan.edits)})
     if outside:
@@ -308,7 +311,8 @@ def show(
         shown = report.plan(plan, run.name, look, undone, redone, brief=brief, files=files)
         return report.with_apply(shown, then) if then and not plan.empty else shown
 
-    common.answer(text, lambda: report.plan_json(plan, run.format.name))
+    tell = common.answer if wrote is None else partial(common.report, wrote=wrote)
+    tell(text, lambda: report.plan_json(plan, run.format.name))
 
 
 def _another_step(run: Run, plan: Plan, common: Common) -> list[str]:

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -148,7 +149,8 @@ def _script(job: Job, promise: Promise, output: Path | None, run: Run, common: C
     to_file = output is not None and not common.dry_run
     if to_file and not common.quiet:
         _show(job.trainer, run)
-    common.answer(
+    tell = partial(common.report, wrote=output) if to_file else common.answer
+    tell(
         lambda: (
             f"wrote {output}\n  submit   sbatch {shlex.quote(str(output))}"
             if to_file
@@ -267,8 +269,8 @@ def start(
     saved = None if check else _first_save(run, promise.step - 1, there, common)
     if common.as_json:
         spoken = comparison if comparison is not None and comparison.lines else None
-        common.answer(
-            str,
+        common.report(
+            lambda: f"the trainer ended with status {status}",
             lambda: report.relaunch_json(
                 argv, promise, status, comparison=spoken, saved=saved, variables=variables
             ),

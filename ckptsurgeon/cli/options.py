@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptsurgeon.cli.usage import PAIR, loose_pairs
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, Unwritten
 from ckptsurgeon.hints import TYPED, again
 from ckptsurgeon.remote import reads
 from ckptsurgeon.remote.address import Address
@@ -60,13 +60,14 @@ class Nowhere(io.TextIOBase):
 
 @contextmanager
 def shown_first() -> Iterator[None]:
-    """What is about to be done is shown inside. Raises SurgeryError where its reader has gone:
-    Click would end in silence."""
+    """What is about to be done is shown inside. Raises SurgeryError where nobody can see it: of a
+    reader that has gone Click would end in silence."""
     try:
         yield
-    except BrokenPipeError:
+    except (BrokenPipeError, Unwritten) as error:
+        why = error.why if isinstance(error, Unwritten) else error.strerror
         raise SurgeryError(
-            "what would be done can't be shown: Broken pipe",
+            f"what would be done can't be shown: {why}",
             next=again("--quiet", why="shows errors only"),
         ) from None
 
@@ -152,18 +153,14 @@ class Common:
         return None if stands else there
 
     def answer(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]]) -> None:
-        """Make and print the text, or with --json the document; with -q no text. Raises OSError
-        when it does not reach stdout: a plan that nobody can see is not applied."""
+        """Make and print the text, or with --json the document; with -q no text. Raises Unwritten
+        or BrokenPipeError when it does not reach stdout: a plan that nobody can see is not applied.
+        """
         if self.quiet and not self.as_json:
             return
-        try:
-            shown = self._in_json(document()) if self.as_json else text()
-            reads.check()
-            print(shown)
-            sys.stdout.flush()
-        except OSError:
-            sys.stdout = Nowhere()  # or the interpreter tries once more at its end
-            raise
+        shown = self._in_json(document()) if self.as_json else text()
+        reads.check()
+        print(shown, flush=True)
 
     def _in_json(self, document: Mapping[str, Any]) -> str:
         """With the run that it is of; what has no schema, as a recipe, is no document."""
@@ -171,13 +168,19 @@ class Common:
             document = {"schema": document["schema"], "run": OPENED.get(), **document}
         return json.dumps(document, ensure_ascii=False)
 
-    def report(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]]) -> None:
+    def report(
+        self,
+        text: Callable[[], str],
+        document: Callable[[], Mapping[str, Any]],
+        wrote: Path | None = None,
+    ) -> None:
         """As `answer`, of what is done: a reader that has gone and a full disk do not undo it, so
-        stderr is told, and the exit code is that of the act."""
+        stderr is told, of a file that it `wrote` only this, and the exit code is that of the act.
+        """
         try:
             self.answer(text, document)
-        except OSError:
-            print(text(), file=sys.stderr)
+        except (BrokenPipeError, Unwritten):
+            print(text() if wrote is None else f"wrote {wrote}", file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -76,15 +76,16 @@ def plan(
     request = load(recipe, overrides or ()).but(why=why)
     run = common.open_run()
     new_plan = surgery.plan(run, request, allow_globals=allow_global or (), jobs=jobs)
-    if output is not None and not common.dry_run:
-        new_file.write(output, json.dumps(new_plan, indent=1, default=to_json).encode())
-        words = [str(output)]
+    wrote = None if common.dry_run else output
+    if wrote is not None:
+        new_file.write(wrote, json.dumps(new_plan, indent=1, default=to_json).encode())
+        words = [str(wrote)]
     else:
         words = [str(recipe), *(overrides or ())]
         words += [f"--why={why}"] if why is not None else []
         words += [f"--allow-global={name}" for name in allow_global or ()]
     then = command("apply", *words, real=True)
-    show(run, new_plan, common, then, verbose=verbose)
+    show(run, new_plan, common, then, verbose=verbose, wrote=wrote)
     if exit_code and not new_plan.empty:
         raise typer.Exit(3)
 

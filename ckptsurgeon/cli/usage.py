@@ -77,15 +77,15 @@ def _typed(text: str, command_name: str, parameters: Mapping[str, Any]) -> str:
     return KEY.sub(name, text)
 
 
-def from_system(error: OSError) -> SurgeryError:
+def from_system(error: OSError, untouched: str = "nothing was committed") -> SurgeryError:
     """The error for what the operating system refused before anything was committed."""
     if error.errno == errno.ENOENT and not error.filename:  # as getcwd says it
         what = "the folder that you are in is gone: it was moved or removed"
-        return SurgeryError(what, untouched="nothing was committed", next=again("-C", "RUN"))
+        return SurgeryError(what, untouched=untouched, next=again("-C", "RUN"))
     where = f"{error.filename}: " if error.filename else ""
     remedy = REMEDIES.get(error.errno or 0, command("status"))
     what = f"{where}{error.strerror or error}"
-    return SurgeryError(what, untouched="nothing was committed", next=remedy)
+    return SurgeryError(what, untouched=untouched, next=remedy)
 
 
 def from_click(error: Any, words: Sequence[str], known: Collection[str]) -> UsageError:

@@ -17,7 +17,7 @@ import typer
 
 from ckptsurgeon.cli.advise import RunOrLogs
 from ckptsurgeon.cli.options import Cancelled, Common
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, Unwritten, UsageError
 from ckptsurgeon.hints import again, command
 from ckptsurgeon.report import SCHEMA
 from ckptsurgeon.report.style import clean
@@ -87,7 +87,7 @@ def watch(
         well = _carried_out(made, run, once, start, after, common)
     if common.as_json:
         asked = made.asks(run) if after is not None else not well
-        common.answer(str, lambda: _document(made, run, asked))
+        common.report(lambda: "the watch has ended", lambda: _document(made, run, asked))
     if not well:
         raise typer.Exit(3)
 
@@ -178,7 +178,10 @@ def _saying(common: Common, stamped: bool) -> Callable[[str], None]:
     def say(text: str) -> None:
         if not common.quiet:
             stamp = f"{time.strftime('%H:%M:%S')}  " if stamped else ""
-            print(f"{stamp}{clean(text)}", file=stream, flush=True)
+            try:
+                print(f"{stamp}{clean(text)}", file=stream, flush=True)
+            except Unwritten as error:  # a full disk of its log ends no guard
+                print(f"{error.what}; the watch goes on", file=sys.stderr)
 
     return say
 

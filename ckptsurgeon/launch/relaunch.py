@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ckptsurgeon import hints
-from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
+from ckptsurgeon.amounts import count
+from ckptsurgeon.errors import SurgeryError, Unwritten, UsageError, VerificationFailed
 from ckptsurgeon.launch.kill_switch import KEY, kill_switch
 from ckptsurgeon.launch.live_comparison import LiveComparison, way_back
 from ckptsurgeon.launch.slurm import Job
@@ -62,7 +63,7 @@ def command(
         ranks = section.nproc_per_node * (nodes or 1)
     if ranks % (nodes or 1):
         raise UsageError(
-            f"the checkpoint was saved by {ranks} rank{'s' if ranks > 1 else ''}, which {nodes} "
+            f"the checkpoint was saved by {count(ranks, 'rank')}, which {nodes} "
             "nodes can't share evenly",
             next=hints.command("relaunch", "--slurm", "--nodes", math.gcd(ranks, nodes or 1)),
         )
@@ -168,8 +169,7 @@ def relaunch(
         assert trainer.stdin is not None and trainer.stdout is not None
         try:
             for line in trainer.stdout:
-                out.write(line)
-                out.flush()
+                _pass_on(line, out)
                 if compared:
                     continue
                 if bundled or _is_report(line):
@@ -242,6 +242,15 @@ def _passed_on(trainer: subprocess.Popen[str]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _pass_on(line: str, out: TextIO) -> None:
+    """Print what the trainer prints. Where a full disk takes no more of it, it goes on unheard."""
+    try:
+        out.write(line)
+        out.flush()
+    except Unwritten as error:
+        print(f"what the trainer prints is lost from here on: {error.why}", file=sys.stderr)
 
 
 def _is_report(line: str) -> bool:

@@ -58,7 +58,8 @@ def test_a_plan_that_can_not_be_shown_is_not_applied(trained: Trained) -> None:
     root = trained()
     done = shell(f"surgeon set-lr 5e-4 --yes -C {root} > /dev/full")
     assert (done.returncode, receipts(root)) == (1, [])
-    assert done.stderr.startswith("error: No space left on device\nuntouched: ")
+    lost = "what would be done can't be shown: No space left on device"
+    assert done.stderr.startswith(f"error: {lost}\nuntouched: the run is exactly as it was\n")
     assert "Exception ignored" not in done.stderr
 
 
@@ -103,7 +104,8 @@ def test_no_attic_is_removed_that_could_not_be_named(trained: Trained) -> None:
 def test_what_is_looked_at_and_can_not_be_shown_is_an_error(trained: Trained, words: str) -> None:
     done = shell(f"surgeon {words.format(trained())} > /dev/full")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: No space left on device\nuntouched: ")
+    lost = "the answer can't be written to stdout: No space left on device"
+    assert done.stderr.startswith(f"error: {lost}\nuntouched: the run is exactly as it was\n")
     assert "Exception ignored" not in done.stderr
 
 
