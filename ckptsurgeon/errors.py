@@ -1,4 +1,5 @@
-"""The errors a user can meet: what happened, what was left untouched, what to do next.
+"""The errors a user can meet: what happened, what was left untouched, what to do next. And how any
+sentence of ours lists names, and counts.
 
 SurgeryError                     exit 1   failed or refused; the run is exactly as it was
 ├── Unwritten                    exit 1   stdout does not take the answer
@@ -29,6 +30,16 @@ FEW = 3
 def first_few(names: Sequence[str]) -> str:
     """The names for a message; of many the first ones, and how many there are."""
     return ", ".join(names[:FEW]) + (f" … ({len(names)})" if len(names) > FEW else "")
+
+
+def count(number: float, noun: str, plural: str = "", spec: str = "") -> str:
+    """`1 file`, `2 files`; `spec` says how the number is written."""
+    return f"{number:{spec}} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def share(some: int, whole: int, noun: str, verb: str = "", verbs: str = "") -> str:
+    """`1 of 3 files`, `1 of 1 file`; with a verb `1 of 3 files stays`, `2 of 3 files stay`."""
+    return f"{some} of {count(whole, noun)} {verb if some == 1 else verbs}".rstrip()
 
 
 class SurgeryError(Exception):

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptsurgeon.amounts import count
 from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.options import Common
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look.advise.rules import RULES
 from ckptsurgeon.operations.events import ORDERS

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.errors import DamagedFile, SurgeryError, count
 from ckptsurgeon.files import native
 from ckptsurgeon.files.chunks import Item, Place, Table
 from ckptsurgeon.files.collector import collector_paused
@@ -63,7 +63,7 @@ def all_bytes(path: Path) -> tuple[bytes, os.stat_result]:
     with whole_file.regular(path) as descriptor:
         status = os.fstat(descriptor)
         if status.st_size > max(MOST, MAX_BYTES):
-            what = f"it has {status.st_size} bytes, more than {max(MOST, MAX_BYTES)}"
+            what = f"it has {count(status.st_size, 'byte')}, more than {max(MOST, MAX_BYTES)}"
             raise DamagedFile(str(path), 0, what)
         try:
             return whole_file.of(descriptor, path, max(MOST, MAX_BYTES)), status
@@ -179,9 +179,9 @@ class _General(Table):
 def _generally(path: Path, data: bytes) -> _General:
     if len(data) > MAX_BYTES:
         raise DamagedFile(
-            str(path), 0, f"it has {len(data)} bytes, more than {MAX_BYTES}, and is not of the "
+            str(path), 0, f"it has {len(data):,} B, more than {MAX_BYTES}, and is not of the "
             "plain form that torch writes" if native.shards is not None and len(data) <= MOST
-            else f"it has {len(data)} bytes, more than {MAX_BYTES}",
+            else f"it has {len(data):,} B, more than {MAX_BYTES}",
         )  # fmt: skip
     with collector_paused():
         scanned = scan(data, where=str(path), dense=True)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import UsageError, count
 
 SECONDS = 10.0
 """CPU time for the names of a step: those of 10,000 layers take a hundredth of it."""
@@ -43,7 +43,7 @@ def matching(
     near = difflib.get_close_matches(plain, names, n=3, cutoff=0.3) or names[:3]
     where = f"`{key}`: " if key else ""
     raise UsageError(
-        f"{where}no {kind} matches {pattern!r}, of {len(names)} names",
+        f"{where}no {kind} matches {pattern!r}, of {count(len(names), 'name')}",
         next=f"the nearest are {', '.join(near)}",
     )
 

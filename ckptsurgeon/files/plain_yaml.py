@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import UsageError, count
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -171,7 +171,8 @@ def _refuse_tricks(events: Iterator[Any], where: str) -> None:
             )
         if name == "ScalarEvent" and event.implicit[0] and ENDLESS.fullmatch(event.value):
             raise UsageError(
-                f"{where}:{line}: a number of {len(event.value)} digits", next="quote a text"
+                f"{where}:{line}: a number of {count(len(event.value), 'digit')}",
+                next="quote a text",
             )
         if name == "ScalarEvent" and event.implicit[0] and MISREAD.fullmatch(event.value):
             raise UsageError(

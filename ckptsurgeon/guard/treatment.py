@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptsurgeon import surgery
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.guard import event as events
 from ckptsurgeon.guard import evidence
 from ckptsurgeon.guard.event import ASKED, HEALED, READY, SEEN, STARTED, STOPPED, Event
@@ -203,7 +203,9 @@ def beyond(policy: Policy, known: list[Event], event: Event) -> str:
                 break
             times += each.state != ASKED
         if times >= policy.max_restarts:
-            return f"{times} starts brought no new step (max_restarts {policy.max_restarts})"
+            return (
+                f"{count(times, 'start')} brought no new step (max_restarts {policy.max_restarts})"
+            )
         return ""
     treated = [each for each in before if each.receipt is not None]
     for each in treated:
@@ -212,7 +214,8 @@ def beyond(policy: Policy, known: list[Event], event: Event) -> str:
         if abs(event.step - each.step) <= NEAR:
             return f"the same first sign, {each.signal}, as in {each.id}: that did not help"
     if len(treated) >= policy.max_surgeries:
-        return f"{len(treated)} surgeries were made (max_surgeries {policy.max_surgeries})"
+        made = count(len(treated), "surgery was", "surgeries were")
+        return f"{made} made (max_surgeries {policy.max_surgeries})"
     last = max((each.step for each in treated if each.step is not None), default=None)
     if last is not None and event.step is not None and event.step < last + policy.min_steps:
         return (

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ckptsurgeon import hints
-from ckptsurgeon.amounts import count
-from ckptsurgeon.errors import SurgeryError, Unwritten, UsageError, VerificationFailed
+from ckptsurgeon.errors import SurgeryError, Unwritten, UsageError, VerificationFailed, count
 from ckptsurgeon.launch.kill_switch import KEY, kill_switch
 from ckptsurgeon.launch.live_comparison import LiveComparison, way_back
 from ckptsurgeon.launch.slurm import Job

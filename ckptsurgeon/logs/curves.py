@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.logs import lineage, signals
 from ckptsurgeon.logs.axis import ITERATION, SAMPLES, axis, partner
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS
@@ -143,7 +144,7 @@ def of_folders(
         notes_ = (note,) if alone else ()
         return Curves({}, notes=notes_, sources=tuple(folders), names=names)
     notes = [
-        f"{index.path.name}: {end - start} damaged bytes at {start} are left out"
+        f"{index.path.name}: {count(end - start, 'damaged byte')} at {start} left out"
         for log in having
         for index in log.files
         for start, end in index.dropped()

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import UsageError, count, share
 from ckptsurgeon.hints import again
 from ckptsurgeon.logs import lineage
 from ckptsurgeon.logs.lineage import Lineage
@@ -53,7 +53,8 @@ def truncate(
         if not stays or not same_name:
             changes.append(Aside(file, TENSORBOARD))
         if stays:
-            note = f"{int(flags.sum())} of {len(index)} events stay, to step {marks.iteration}"
+            stay = share(int(flags.sum()), len(index), "event", "stays", "stay")
+            note = f"{stay}, to step {marks.iteration}"
             new = relative(logdir / name, root)
             content = _content(file, index, flags)
             changes.append(Rewrite(new, TENSORBOARD, content, note, new_file=not same_name))
@@ -79,7 +80,7 @@ def copies(
             continue
         path, content = folder / name, _content(relative(index.path, root), index, flags)
         known = path.stat() if path.exists() else None
-        note = f"{int(flags.sum())} of {len(index)} events, to step {marks.iteration}"
+        note = f"{share(int(flags.sum()), len(index), 'event')}, to step {marks.iteration}"
         rewrite = Rewrite(relative(path, root), TENSORBOARD, content, note, new_file=known is None)
         same = known and (known.st_size, known.st_mtime_ns) == (content.size, content.mtime_ns)
         made[name] = None if same else rewrite
@@ -138,11 +139,13 @@ def _spans(file: str, index: Index, flags: Flags, start: int, stop: int) -> list
 def _damage(index: Index) -> list[str]:
     name = index.path.name
     sentences = [
-        f"{name}: {end - start} damaged bytes at {start} are left out"
+        f"{name}: {count(end - start, 'damaged byte')} at {start} left out"
         for start, end in index.dropped()
     ]
     if index.torn:
-        sentences.append(f"{name}: {index.torn} bytes of an unfinished event at the end are cut")
+        sentences.append(
+            f"{name}: the unfinished event at the end is cut, {count(index.torn, 'byte')}"
+        )
     return sentences
 
 
@@ -186,6 +189,6 @@ def _cut_branches(
         start = b"" if headed else event_file.version_record(index.walls[first])
         content = _content(relative(index.path, root), index, cut, start)
         file = relative(folders[i] / index.path.name, root)
-        note = f"the cut branch, {int(cut.sum())} events"
+        note = f"the cut branch, {count(int(cut.sum()), 'event')}"
         changes.append(Rewrite(file, TENSORBOARD, content, note, new_file=True))
     return changes

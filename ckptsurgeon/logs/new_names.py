@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
-from ckptsurgeon.errors import UsageError, first_few
+from ckptsurgeon.errors import UsageError, count, first_few
 from ckptsurgeon.files.expressions import bounded
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.frozen import frozen
@@ -28,7 +28,9 @@ class Counts:
 
     def sentences(self) -> list[str]:
         """What a plan says about the rename."""
-        lines = [f"{old} → {new}: {count} events" for (old, new), count in self.events.items()]
+        lines = [
+            f"{old} → {new}: {count(number, 'event')}" for (old, new), number in self.events.items()
+        ]
         if self.unmatched:
             lines.append("no event has the tag " + ", ".join(repr(key) for key in self.unmatched))
         for pattern in self.patterns:

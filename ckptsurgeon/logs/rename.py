@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import UsageError, count
 from ckptsurgeon.files.expressions import bounded
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
 from ckptsurgeon.logs.tensorboard import event_file, renaming
@@ -41,17 +41,19 @@ def rename(
         tags |= renamed.tags
         if not any(isinstance(piece, bytes) for piece in pieces):
             continue
-        for pair, count in renamed.counts.items():
+        for pair, number in renamed.counts.items():
             if not pair[1]:
                 raise UsageError(
                     f"{path}: the new name of {pair[0]!r} would be empty", next="give it a name"
                 )
-            totals[pair] = totals.get(pair, 0) + count
+            totals[pair] = totals.get(pair, 0) + number
         if not allow_merge:
             _check_merge(path, renamed, name)
         file = relative(path, root)
         parts = (piece if isinstance(piece, bytes) else Span(file, *piece) for piece in pieces)
-        note = f"{sum(renamed.counts.values())} events get new tags"
+        note = (
+            f"{count(sum(renamed.counts.values()), 'event gets a new tag', 'events get new tags')}"
+        )
         content = Content(tuple(parts), path.stat().st_mtime_ns)
         changes.append(Rewrite(file, TENSORBOARD, content, note))
     if not allow_merge:

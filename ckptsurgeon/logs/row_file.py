@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ckptsurgeon.errors import DamagedFile, UsageError
+from ckptsurgeon.errors import DamagedFile, UsageError, count, share
 from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
@@ -80,7 +80,7 @@ class RowFile(LogSource):
         if flags.all():
             return [], []
         stay, total = int((flags & points).sum()), int(points.sum())
-        note = f"{stay} of {total} rows stay, to step {cut.marks.iteration}"
+        note = f"{share(stay, total, 'row', 'stays', 'stay')}, to step {cut.marks.iteration}"
         time = self.path.stat().st_mtime_ns
         kept = Content(tuple(read.spans(name, flags)), time)
         changes: list[AnyChange] = [Rewrite(name, LOGS, kept, note)]
@@ -88,7 +88,7 @@ class RowFile(LogSource):
             lost = ~flags | (read.header & (np.arange(len(flags)) == 0))  # a table has its header
             branch = Content(tuple(read.spans(name, lost)), time)
             new = relative(self._branch(cut.keep_as), self.root)
-            note = f"the cut branch, {total - stay} rows"
+            note = f"the cut branch, {count(total - stay, 'row')}"
             changes.append(Rewrite(new, LOGS, branch, note, new_file=True))
         return changes, []
 
@@ -106,7 +106,7 @@ class RowFile(LogSource):
         path = carry.folder(self.path.parent) / self.path.name
         spans = tuple(read.spans(relative(self.path, carry.root), flags))
         content = Content(spans, self.path.stat().st_mtime_ns)
-        note = f"{int((flags & points).sum())} rows, to step {carry.marks.iteration}"
+        note = f"{count(int((flags & points).sum()), 'row')}, to step {carry.marks.iteration}"
         return {path: rewrite(path, carry, content, note)}, []
 
     def _branch(self, name: str) -> Path:
@@ -151,7 +151,7 @@ class RowFile(LogSource):
         result = Counts(counts, unmatched, tags=frozenset(seen))
         if not pieces.changed:
             return [], result
-        note = f"{sum(counts.values())} numbers get new names"
+        note = f"{count(sum(counts.values()), 'number gets a new name', 'numbers get new names')}"
         content = Content(pieces.all(), self.path.stat().st_mtime_ns)
         return [Rewrite(file, LOGS, content, note)], result
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, share
 from ckptsurgeon.logs.history import NEAR
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.source import Cut, LogSource, Subject, keep_in_the_attic, leave
@@ -93,7 +93,9 @@ def branch(run: TrackedRun, cut: Cut) -> tuple[str, str]:
 
 def note(stay: int, total: int, run: TrackedRun, cut: Cut) -> str:
     """What a plan says of a cut."""
-    text = f"{stay} of {total} points of {run.name} stay, to step {cut.marks.iteration}"
+    text = (
+        f"{run.name}: {share(stay, total, 'point', 'stays', 'stay')}, to step {cut.marks.iteration}"
+    )
     if cut.keep_as is not None:
         text += f"; {'the others become' if stay else 'it becomes'} the run {branch(run, cut)[1]}"
     return text

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from ckptsurgeon.errors import NotUnderstood
+from ckptsurgeon.errors import NotUnderstood, count
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import BoundToRanks
 from ckptsurgeon.hints import command
@@ -55,7 +55,7 @@ def torn(run: Run, checkpoint: Checkpoint) -> list[Finding]:
 
 
 def _said(name: str, size: int) -> str:
-    return f"{size} rank{'s' if size > 1 else ''}" if name == "ranks" else f"{name} {size}"
+    return count(size, "rank") if name == "ranks" else f"{name} {size}"
 
 
 def started(words: Sequence[str]) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.pickles.tree import Object
 from ckptsurgeon.formats.fields.constants import TRAINER_STATE
@@ -26,8 +26,8 @@ def few(run: Run, step: int) -> list[Finding]:
     if kept < 2 or each < 1 or len(saved) >= kept or saved[0] + (kept - 1) * each > step:
         return []
     listed = ", ".join(map(str, saved))
-    what = f"the trainer keeps {kept} steps and saves every {each}: of those up to {step} only "
-    what += f"{listed} {'is' if len(saved) == 1 else 'are'} left"
+    what = f"the trainer keeps {count(kept, 'step')} and saves every {each}: "
+    what += f"of those up to {step} only {listed} {'is' if len(saved) == 1 else 'are'} left"
     next = f"find out what else removes them: no rollback goes back further than to {saved[0]}"
     return [Finding(what, next)]
 

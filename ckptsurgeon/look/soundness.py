@@ -14,7 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.errors import DamagedFile, SurgeryError, count
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.safetensors import SafetensorsFile
@@ -295,8 +295,8 @@ def _crcs(shard: Shard, archive: Archive) -> None:
                 crc = checksum(archive.read_at(begin, finish - begin), crc)
         if crc != record.crc:
             shard.findings.append(
-                f"{shard.where}: byte {start}: the record {record.name!r} of {record.size} bytes "
-                f"has CRC {crc:08x}, not {record.crc:08x}"
+                f"{shard.where}: byte {start}: the record {record.name!r} of "
+                f"{count(record.size, 'byte')} has CRC {crc:08x}, not {record.crc:08x}"
             )
         if record.flags & DESCRIPTOR and not archive.descriptor(record.name):
             shard.findings.append(

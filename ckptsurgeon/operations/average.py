@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count, share
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part
 from ckptsurgeon.formats.capabilities import alike
 from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter, by_parameter
@@ -126,8 +126,8 @@ class Average(Section):
             steps = [other for other in run.steps() if other <= step][-self.last :]
             if len(steps) < self.last:
                 raise UsageError(
-                    f"the average is of {self.last} steps, and of those up to {step} are saved: "
-                    f"{len(steps)}",
+                    f"the average is of {count(self.last, 'step')}, and of those up to {step} are "
+                    f"saved: {len(steps)}",
                     next=command("status", why="list the saved steps"),
                 )
         for other in steps:
@@ -193,9 +193,9 @@ def _refuse_other_layout(step: int, own: Parameters, other_step: int, other: Par
     name, _ = differing[0]
     here, there = mine.get(differing[0], []), theirs.get(differing[0], [])
     raise SurgeryError(
-        f"steps {step} and {other_step} are kept differently: {len(differing)} of {len(mine)} "
-        f"parameters, the first {name}: {_told(here, there)} in {step}, {_told(there, here)} in "
-        f"{other_step}",
+        f"steps {step} and {other_step} are kept differently: "
+        f"{share(len(differing), len(mine), 'parameter')}, the first {name}: "
+        f"{_told(here, there)} in {step}, {_told(there, here)} in {other_step}",
         next="average steps that the same model saved at the same sizes and precision",
     )
 

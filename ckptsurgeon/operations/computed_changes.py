@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files import expressions
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Object, Tensor, class_of
@@ -149,7 +149,7 @@ def covering(part: Part, masters: Sequence[Part]) -> Sequence[Part]:
         at += stretch.end - stretch.start
     if at - part.first != size:
         raise SurgeryError(
-            f"{part.parameter} has {size} weights and {at - part.first} fp32 masters",
+            f"{part.parameter} has {count(size, 'weight')} and {at - part.first} fp32 masters",
             next=command("verify", "--level", "3", why="list what contradicts itself"),
         )
     return masters

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import UsageError, count
 from ckptsurgeon.formats import Checkpoint, Decay, State
 from ckptsurgeon.formats.capabilities import Cools
 from ckptsurgeon.formats.schedules.check import refuse_computed
@@ -82,7 +82,7 @@ class Cooldown(Section):
         return replace(self, steps=max(1, steps), percent=None)
 
     def title(self, run: Run, step: int) -> list[str]:
-        return [f"cool down to {self.to:g} in {self.steps} steps ({self.shape})"]
+        return [f"cool down to {self.to:g} in {count(self.steps or 0, 'step')} ({self.shape})"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         refuse_computed(checkpoint)
@@ -90,7 +90,8 @@ class Cooldown(Section):
         done = _done(state)
         if steps > done:
             raise UsageError(
-                f"a cooldown of {steps} steps is longer than the run before it: {done} steps",
+                f"a cooldown of {count(steps, 'step')} is longer than the run before it: "
+                f"{count(done, 'step')}",
                 next=command("cooldown", max(1, done // 10), why="or 10%"),
             )
         lr = state.needed("lr", "rewarm").lr

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import UsageError, count
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.hints import command
@@ -110,7 +110,7 @@ class TensorBoard(Section):
         if self.rename and self.regex:
             parts.append(f"rename tags like {', '.join(self.rename)}")
         elif self.rename:
-            parts.append(f"rename {len(self.rename)} tag{'s' if len(self.rename) > 1 else ''}")
+            parts.append(f"rename {count(len(self.rename), 'tag')}")
         return parts
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:

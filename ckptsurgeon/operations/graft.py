@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.expressions import matching
 from ckptsurgeon.files.pickles.tree import Tensor
@@ -202,7 +202,7 @@ def _difference(own: list[tuple[Any, ...]], theirs: list[tuple[Any, ...]]) -> st
             path, label = ".".join(map(str, mine[0])), f"{mine[1]} {list(mine[2])}"
             there = f"{other[1]} {list(other[2])}" if mine[0] == other[0] else "absent"
             return f"{path} is {label} here and {there} there"
-    return f"{len(own)} tensors here and {len(theirs)} there"
+    return f"{count(len(own), 'tensor')} here and {len(theirs)} there"
 
 
 def _other_layout(name: str, difference: str = "") -> SurgeryError:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.files.expressions import matching
 from ckptsurgeon.formats import Checkpoint, Place, Setting
 from ckptsurgeon.formats.capabilities import NamesGroups, SetsAnew
@@ -124,7 +124,7 @@ def _matching(checkpoint: Checkpoint, key: str, pattern: str) -> list[Place]:
         if inside and len(inside) < len(names):
             some = ", ".join(sorted(set(names) - set(inside))[:3])
             raise SurgeryError(
-                f"{len(inside)} of the {len(names)} parameters of a param group match "
+                f"{len(inside)} of the {count(len(names), 'parameter')} of a param group match "
                 f"{pattern!r}; it has one {key} for all of them",
                 next=command(
                     "show", why=f"the groups; REGEX matches all of one or none: also {some}"

@@ -7,7 +7,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.capabilities import NamesGroups, names_in
 from ckptsurgeon.formats.fields.values import NUMBER
@@ -180,8 +180,8 @@ def _named(
         return part._replace(parameter=name, cut=own[0].cut, box=own[0].box)
     sizes = " and ".join(str(each.end - each.start) for each in own) or "no weights"
     raise SurgeryError(
-        f"{where}: {part.parameter} has {part.end} elements, and {name or 'nothing'}, which is "
-        f"number {number} by the order, has {sizes}",
+        f"{where}: {part.parameter} has {count(part.end, 'element')}, and {name or 'nothing'}, "
+        f"which is number {number} by the order, has {sizes}",
         next=f"write the names in the order of the param groups: {PAGE}",
     )
 

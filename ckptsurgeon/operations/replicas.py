@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, floats, from_floats
 from ckptsurgeon.files.expressions import matching
 from ckptsurgeon.formats import Checkpoint, Copy, Replica
@@ -48,7 +48,7 @@ class Replicas(Section):
         changes: list[AnyChange] = []
         for replica in drifted(checkpoint, replicas):
             data = _mean(checkpoint, replica)
-            new = Elements(data, f"mean of {len(replica.copies)} ranks")
+            new = Elements(data, f"mean of {count(len(replica.copies), 'rank')}")
             field = f"{replica.kind} of {replica.parameter}"
             for copy in replica.copies:
                 if read(checkpoint, copy) != data:

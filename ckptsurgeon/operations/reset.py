@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.files.expressions import matching
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import NamesMoments
@@ -118,7 +118,8 @@ def _young(checkpoint: Checkpoint, beta2: float) -> list[str]:
     if promise.adam_step >= horizon:
         return []
     return [
-        f"exp_avg_sq has seen only {promise.adam_step} steps under beta2 {promise.betas[1]:g}; the "
+        f"exp_avg_sq has seen only {count(promise.adam_step, 'step')} under beta2 "
+        f"{promise.betas[1]:g}; the "
         f"bias correction of the new one is off until about step {horizon:.0f}"
     ]
 
@@ -131,8 +132,8 @@ def _anew(checkpoint: Checkpoint, changes: Sequence[Change], rewarmed: bool) -> 
         out.append("the momentum of parameters that are not Adam's (Muon) starts from zero too")
     if left := sum(c.places for c in changes if c.new == ABSENT and c.old == "values"):
         out.append(
-            f"the state of {left} parameters leaves the checkpoint: only the optimizer can make a "
-            "new one, at its next update"
+            f"the state of {count(left, 'parameter')} leaves the checkpoint: only the optimizer "
+            "can make a new one, at its next update"
         )
     if adam and not rewarmed and any(change.new == ZEROS for change in changes):
         out.append("the first update after a moment reset has size 1.0 × lr in every weight")

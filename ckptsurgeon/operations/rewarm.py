@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.schedules.rampup import batch_size
 from ckptsurgeon.formats.schedules.rewarm import HOLD
@@ -100,7 +100,8 @@ def _warnings(recipe: Recipe, checkpoint: Checkpoint, section: Rewarm) -> list[s
     if filled >= 0.9:
         return []
     return [
-        f"{section.iterations} held iterations fill {filled:.0%} of exp_avg_sq at beta2 {beta2:g}; "
+        f"{count(section.iterations, 'held iteration fills', 'held iterations fill')} "
+        f"{filled:.0%} of exp_avg_sq at beta2 {beta2:g}; "
         f"{5 / (1 - beta2):.0f} fill 99% (5 / (1 - beta2))"
     ]
 

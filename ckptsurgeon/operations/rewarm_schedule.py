@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.cooldown import Cooldown, refuse_both, samples_to
@@ -51,7 +51,7 @@ class RewarmSchedule(Section):
         refuse_both(recipe, self.key)
 
     def title(self, run: Run, step: int) -> list[str]:
-        return [f"re-warm to {self.to:g} in {self.warmup} steps, decay in {self.decay}"]
+        return [f"re-warm to {self.to:g} in {count(self.warmup, 'step')}, decay in {self.decay}"]
 
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         if not checkpoint.locate("position"):

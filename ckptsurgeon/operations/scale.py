@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.formats import Checkpoint, Part
 from ckptsurgeon.formats.tensors.stretches import Kinds, Parameter, by_parameter, within
 from ckptsurgeon.hints import command
@@ -149,7 +149,8 @@ class Scale(Section):
             return [], []
         largest = ", ".join(qk_clip.named(heads, clip))
         return with_copies(run, checkpoint, changes), [
-            f"{len(heads)} heads are estimated above {clip.threshold:g} by their weights alone, "
+            f"{count(len(heads), 'head is', 'heads are')} estimated above {clip.threshold:g} by "
+            "their weights alone, "
             f"{clip.sigmas:g} times the root mean square of their logits for inputs of no "
             f"direction: {largest}; no logit was measured"
         ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import copies
 from ckptsurgeon.formats.layout import Paged
@@ -308,8 +308,8 @@ def _set_by(run: Run, name: str, value: Any, made: Promise) -> str:
         return how if isinstance(how, str) else f"{command('skip', *words)} says what can be done"
     if name == "rewarm" and value:
         return (
-            f"the next rate is {made.lr}; transplant a step whose schedule is at {value[2]} "
-            "samples or beyond, or hold the rate back in the new trainer"
+            f"the next rate is {made.lr}; transplant a step whose schedule is at "
+            f"{count(value[2], 'sample')} or beyond, or hold the rate back in the new trainer"
         )
     if name == "loss_scale" and made.loss_scale == 1.0:
         return "without fp16 there is none"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats import Part
 from ckptsurgeon.formats.tensors.blocks import Kinds, boxed, every, shape
 from ckptsurgeon.operations.parameter_names import Origin
@@ -111,10 +111,10 @@ def _how(tensors: Tensors, name: str, way: Origin) -> Iterable[str]:
         yield "halves_to_pairs" if way.to_pairs else "pairs_to_halves"
     if name in tensors.grown:
         rows, whole = tensors.grown[name]
-        yield f"{rows} of {whole} rows, the others stay fresh"
+        yield f"{rows} of {count(whole, 'row')}, the others stay fresh"
     if name in tensors.cut:
         rows, whole = tensors.cut[name]
-        yield f"{rows} of its {whole} rows, the others are left behind"
+        yield f"{rows} of its {count(whole, 'row')}, the others are left behind"
 
 
 def _shape(kinds: Kinds) -> tuple[int, ...] | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 
-from ckptsurgeon.errors import SurgeryError, first_few
+from ckptsurgeon.errors import SurgeryError, count, first_few
 from ckptsurgeon.formats import MOMENTS, Checkpoint, Part, Place
 from ckptsurgeon.formats.capabilities import HasHeads, HasMoreWeights
 from ckptsurgeon.formats.fields.values import NUMBER
@@ -310,8 +310,8 @@ class Tensors:
             rows = [rows[0] // origin.stacks] * origin.stacks
         if sum(rows) != whole:
             raise SurgeryError(
-                f"{name} has {whole} rows where it is one, and {' and '.join(map(str, rows))} "
-                "where it is several",
+                f"{name} has {count(whole, 'row')} where it is one, and "
+                f"{' and '.join(map(str, rows))} where it is several",
                 next=f"mend the rule for {name}: {PAGE}",
             )
         groups, sections = self._sections(name, origin, rows)
@@ -338,18 +338,18 @@ class Tensors:
         if any(origin.heads):
             heads = [self._number(size, name) for size in origin.heads]
         fit = all(
-            count % groups == 0 and (not number or number % groups == count % (2 * number) == 0)
-            for count, number in zip(rows, heads, strict=True)
+            size % groups == 0 and (not number or number % groups == size % (2 * number) == 0)
+            for size, number in zip(rows, heads, strict=True)
         )
-        if not fit or (any(heads) and any(count // groups % 2 for count in rows)):
+        if not fit or (any(heads) and any(size // groups % 2 for size in rows)):
             raise SurgeryError(
-                f"{name}: {' and '.join(map(str, rows))} rows are not those of {groups} groups and "
-                f"{' and '.join(map(str, heads))} heads",
+                f"{name}: {' and '.join(map(str, rows))} rows are not those of "
+                f"{count(groups, 'group')} and {' and '.join(map(str, heads))} heads",
                 next=f"mend sizes, or the rule for {name}: {PAGE}",
             )
         return groups, tuple(
-            Section(count // groups, count // number // 2 if number else 0)
-            for count, number in zip(rows, heads, strict=True)
+            Section(size // groups, size // number // 2 if number else 0)
+            for size, number in zip(rows, heads, strict=True)
         )
 
     def _number(self, size: Size, name: str) -> int:
@@ -392,4 +392,4 @@ class Tensors:
 
 
 def _rows(found: Mapping[str, tuple[int, int]]) -> list[str]:
-    return [f"{name} ({rows} of {whole} rows)" for name, (rows, whole) in found.items()]
+    return [f"{name} ({rows} of {count(whole, 'row')})" for name, (rows, whole) in found.items()]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckptsurgeon import workers
-from ckptsurgeon.errors import DamagedFile, UsageError
+from ckptsurgeon.errors import DamagedFile, UsageError, count
 
 Range = tuple[int, int]
 """Bytes [start, end)."""
@@ -148,7 +148,7 @@ def bytes_at(path: Path, descriptor: int, offset: int, length: int) -> bytes:
     """So many bytes of the open file from `offset` on. Raises DamagedFile where they are not all
     there."""
     if offset < 0 or length < 0:
-        raise DamagedFile(str(path), 0, f"{length} bytes at {offset} can't be read")
+        raise DamagedFile(str(path), 0, f"{count(length, 'byte')} at {offset} can't be read")
     need(descriptor, [(offset, offset + length)])
     data = os.pread(descriptor, length, offset)
     while len(data) < length:

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from ckptsurgeon.report.run import status as status
     from ckptsurgeon.report.run import verification as verification
     from ckptsurgeon.report.style import Style as Style
-    from ckptsurgeon.report.style import count as count
     from ckptsurgeon.report.style import with_apply as with_apply
 
 _PLACES = {
@@ -69,7 +68,7 @@ _PLACES = {
     "progress": "Progress",
     "readiness": "ready ready_json",
     "run": "checkpoint diagnoses first_save status verification",
-    "style": "Style count with_apply",
+    "style": "Style with_apply",
 }
 _HOMES = {name: place for place, names in _PLACES.items() for name in names.split()}
 """The module of each name, none of which is called as a name is: it would be in its place."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.hints import text
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.report.document import SCHEMA, plain
@@ -15,7 +16,6 @@ from ckptsurgeon.report.style import (
     Row,
     Style,
     clean,
-    count,
     hanging,
     number,
     table,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.report.document import SCHEMA
-from ckptsurgeon.report.style import Row, Style, count, size, table
+from ckptsurgeon.report.style import Row, Style, size, table
 
 if TYPE_CHECKING:
     from ckptsurgeon.run.attic import Attic

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.plans.edits import (
     ABSENT,
     AnyChange,
@@ -17,7 +18,7 @@ from ckptsurgeon.plans.edits import (
     Relink,
     Rewrite,
 )
-from ckptsurgeon.report.style import MANY, Row, arrow, clean, count, names, value
+from ckptsurgeon.report.style import MANY, Row, arrow, clean, names, value
 from ckptsurgeon.transaction.home import stored_run
 
 
@@ -156,10 +157,10 @@ def _rewritten(label: str, items: Sequence[AnyChange], back: bool) -> list[Row]:
 
 def _summed(notes: Sequence[str]) -> str:
     """The notes of several files that say the same of different numbers of events, as one."""
-    said = [re.fullmatch(r"(.*?)(\d+) events", note) for note in notes]
+    said = [re.fullmatch(r"(.*?)(\d+) events?", note) for note in notes]
     words = {match[1] for match in said if match}
     if len(words) == 1 and all(said):
-        return f"{words.pop()}{sum(int(match[2]) for match in said if match)} events"
+        return f"{words.pop()}{count(sum(int(match[2]) for match in said if match), 'event')}"
     return f", the first{notes[0]}"
 
 

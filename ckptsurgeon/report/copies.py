@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.hints import command
 from ckptsurgeon.report.changes import changes
 from ckptsurgeon.report.document import SCHEMA, changes_json
-from ckptsurgeon.report.style import Style, clean, count, hanging, size, table
+from ckptsurgeon.report.style import Style, clean, hanging, size, table
 
 if TYPE_CHECKING:
     from ckptsurgeon.surgery.export import Export

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.report.changes import changes
 from ckptsurgeon.report.document import SCHEMA, changes_json, plain
-from ckptsurgeon.report.style import MANY, Style, clean, count, table
+from ckptsurgeon.report.style import MANY, Style, clean, table
 
 if TYPE_CHECKING:
     from ckptsurgeon.look.diff.diff import Diff

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.report.document import SCHEMA
-from ckptsurgeon.report.style import GREEN, RED, Row, Style, clean, count, table
+from ckptsurgeon.report.style import GREEN, RED, Row, Style, clean, table
 
 if TYPE_CHECKING:
     from ckptsurgeon.surgery.check_optimizer import Checked, Trial

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.errors import SurgeryError, first_few
+from ckptsurgeon.errors import SurgeryError, count, first_few
 from ckptsurgeon.operations.transplant_map import Mapped
 from ckptsurgeon.report.document import SCHEMA
-from ckptsurgeon.report.style import Row, Style, clean, count, table, wrapped
+from ckptsurgeon.report.style import Row, Style, clean, table, wrapped
 
 if TYPE_CHECKING:
     from ckptsurgeon.operations.transplant_map import Named, ParameterMap

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats.fields.constants import SAFE, TORCH
 from ckptsurgeon.hints import Command, Hint, command
 from ckptsurgeon.hints import text as hint_text
@@ -33,7 +33,6 @@ from ckptsurgeon.report.style import (
     Row,
     Style,
     clean,
-    count,
     hanging,
     packed,
     size,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats.layout import resumes
 from ckptsurgeon.hints import Hint, command, text
 from ckptsurgeon.plans.promise import Promise
@@ -18,7 +18,6 @@ from ckptsurgeon.report.style import (
     Row,
     Style,
     clean,
-    count,
     fits,
     hanging,
     names,

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.hints import Hint, command, text
 from ckptsurgeon.look.loss_tail import LossTail
 from ckptsurgeon.look.loss_verdict import SHARE, broken, diverged, level, risen
@@ -78,7 +79,8 @@ def headline(seen: LossTail) -> tuple[str, Hint] | None:
         if not math.isfinite(value)
     ]
     if lost:
-        many = f"{len(lost)} of the last {len(seen.values)} points, the last at step {lost[-1]}"
+        many = f"{len(lost)} of the last {count(len(seen.values), 'point')}"
+        many += f", the last at step {lost[-1]}"
         return f"the loss is {_lost(seen)} at {many}", look
     if (rise := risen(seen)) is not None:
         return f"the loss rose after step {rise.step}: {rise.best:.3g} → {rise.now:.3g}", look
@@ -103,7 +105,7 @@ def unremarkable(seen: LossTail) -> Row:
     if ends is None:
         return Row("advise", f"too few points of the loss for a glance: {points}")
     if ends.calm:
-        return Row("advise", f"the loss is at its best level of the last {points} points")
+        return Row("advise", f"the loss is at its best level of the last {count(points, 'point')}")
     said = f"the loss is {ends.above:.2g} above its best level, that of step {ends.step}"
     return Row("advise", said, text(command("advise", why="says if it diverged")))
 

@@ -189,11 +189,6 @@ def names(items: Sequence[str]) -> str:
     return f"{' '.join(items[:3])} … {items[-1]}  ({len(items)})"
 
 
-def count(number: int, noun: str, plural: str = "") -> str:
-    """`1 file`, `2 files`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"
-
-
 def size(number: float) -> str:
     """Bytes in decimal units."""
     if number < 1000:

@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.hints import text
-from ckptsurgeon.report.style import Style, clean, count
+from ckptsurgeon.report.style import Style, clean
 
 if TYPE_CHECKING:
     from ckptsurgeon.look.vitals.observations import Observation

@@ -12,6 +12,7 @@ from dataclasses import field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.formats.layout import CountsSaves
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.frozen import frozen
@@ -170,7 +171,7 @@ def not_known(run: Run, logs: Sequence[Stream]) -> str:
     """What to know of logs that are not tied to the saved steps."""
     newest = run.steps()[-1]
     updates = run.format.updates(run.root, newest) if isinstance(run.format, CountsSaves) else None
-    after = "" if updates in (None, newest) else f", after {updates} updates"
+    after = "" if updates in (None, newest) else f", after {count(updates, 'update')}"
     names = ", ".join(f"{log.name} (up to {log.last})" for log in logs)
     its = "its" if len(logs) == 1 else "their"
     return f"{names}: not known what {its} numbers count, as step {newest} is the newest{after}"

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ckptsurgeon.disk import mount
-from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed
+from ckptsurgeon.errors import SurgeryError, UsageError, VerificationFailed, count
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.one_look import look_again, one_look
 from ckptsurgeon.hints import again, command
@@ -129,8 +129,8 @@ def _refuse_written_since(run: Run, plan: Plan) -> None:
         what = f"step {new[0]} was saved since the plan was made"
     elif grown:
         name = grown[0]
-        what = f"{name} has grown since the plan was made, from {plan.sizes[name]:,} bytes to "
-        what += f"{sizes[name]:,}"
+        what = f"{name} has grown since the plan was made, "
+        what += f"from {count(plan.sizes[name], 'byte', spec=',')} to {sizes[name]:,}"
     else:
         return
     raise SurgeryError(

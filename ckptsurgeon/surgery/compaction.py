@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.files.archives import shrink
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint
@@ -28,7 +29,7 @@ def plan_compact(run: Run, step: int | None = None, *, allow_globals: Collection
     checkpoint = run.checkpoint(run.latest() if step is None else step)
     smaller = compacted(checkpoint, run.root)
     total = sum(freed for _, _, freed in smaller)
-    note = f"{total:,} bytes of earlier surgeries go"
+    note = f"what earlier surgeries left goes, {count(total, 'byte', spec=',')}"
     changes = [Rewrite(file, "shard", content, note) for file, content, _ in smaller]
     return _plan_rewrites(
         run, checkpoint, f"compact step {checkpoint.step}", changes, allow_globals
@@ -52,7 +53,7 @@ def plan_shrink(run: Run, step: int | None = None, *, allow_globals: Collection[
         if content is not None:
             smaller.append((run.relative(path), content))
             total += archive.size - content.size
-    note = f"{total:,} bytes that no tensor uses go"
+    note = f"what no tensor uses goes, {count(total, 'byte', spec=',')}"
     changes = [Rewrite(file, "shard", content, note) for file, content in smaller]
     return _plan_rewrites(run, checkpoint, f"shrink step {checkpoint.step}", changes, allow_globals)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.errors import SurgeryError, UsageError, first_few
+from ckptsurgeon.errors import SurgeryError, UsageError, count, first_few
 from ckptsurgeon.hints import again
 from ckptsurgeon.operations import rollback
 from ckptsurgeon.plans.edits import (
@@ -126,7 +126,8 @@ def _refuse_changed(id: str, known: kept.Compared) -> None:
         what = f"{first_few(known.changed)}: changed since surgery {id}"
     elif len(known.copied) > 1 and not known.dated:
         what = (
-            f"none of the {len(known.copied)} files to bring back has the time that surgery {id} "
+            f"none of the {count(len(known.copied), 'file')} to bring back has the time that "
+            f"surgery {id} "
             "kept of it, as in a copy of a run: whether their bytes are the same is not known"
         )
         back = "if this is a copy: copy the run again, with its times (cp -a)"

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from ckptsurgeon import disk
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.hints import again, command
 from ckptsurgeon.plans.edits import (
     Append,
@@ -302,7 +302,8 @@ def _check_source(
     for name, start, end in ranges:
         if not 0 <= start <= end <= sizes[name]:
             raise SurgeryError(
-                f"{root / name} has {sizes[name]} bytes, and the plan reads {start} to {end}",
+                f"{root / name} has {count(sizes[name], 'byte')}, and the plan reads {start} to "
+                f"{end}",
                 next=AGAIN,
             )
 
@@ -350,7 +351,7 @@ def check_end(path: Path, descriptor: int, edit: Append | Truncate) -> None:
     size = os.fstat(descriptor).st_size
     if isinstance(edit, Append):
         if size != edit.old_size:
-            what = f"{path} has {size} bytes, not the {edit.old_size} of the plan"
+            what = f"{path} has {count(size, 'byte')}, not the {edit.old_size} of the plan"
             raise SurgeryError(what, next=AGAIN)
     elif size != edit.new_size or digest_of(descriptor, edit.spans) != edit.digest:
         raise SurgeryError(

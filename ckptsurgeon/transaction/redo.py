@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckptsurgeon import disk
+from ckptsurgeon.errors import count
 from ckptsurgeon.plans.edits import Move, Replace, Tail, Truncate
 from ckptsurgeon.plans.spans import SHORT_GAP
 from ckptsurgeon.transaction import renames
@@ -188,7 +189,9 @@ def _check_tail(
     with _opened(held, path, folders) as descriptor:
         status = os.fstat(descriptor)
         if not step.old_size <= (size := status.st_size) <= step.spans[-1][1]:
-            raise unlike(path, f"it has {size} bytes; it should have {step.old_size} or more")
+            raise unlike(
+                path, f"it has {count(size, 'byte')}; it should have {step.old_size} or more"
+            )
         if not held.known(path, status):
             _refuse_other_bytes(descriptor, path, step)
             held.know(path, status)
@@ -250,7 +253,7 @@ def _append(
         data = staged.read(at, at + sum(end - start for start, end in spans))
         with _writable(root, step, held, folders) as (descriptor, size):
             if size != step.cut:
-                raise unlike(path, f"it has {size} bytes; it should have {step.cut}")
+                raise unlike(path, f"it has {count(size, 'byte')}; it should have {step.cut}")
             if last == len(step.spans):
                 held.refuse_renamed(path, folders)
             disk.write_each(descriptor, path, data, spans, SHORT_GAP)
@@ -295,7 +298,7 @@ def _check_cut(descriptor: int, path: Path, step: Truncate, held: disk.Held) -> 
     status = os.fstat(descriptor)
     size = status.st_size
     if size not in (step.old_size, step.spans[-1][0], step.new_size):
-        raise unlike(path, f"it has {size} bytes; it should have {step.new_size}")
+        raise unlike(path, f"it has {count(size, 'byte')}; it should have {step.new_size}")
     known = size != step.new_size or held.known(path, status)
     if not known and digest_of(descriptor, step.spans) != step.digest:
         what = f"the bytes after {step.old_size} are not those that the surgery wrote"
@@ -310,7 +313,7 @@ def _restore(root: Path, step: Truncate, held: disk.Held, folders: disk.Folders)
         _refuse_other_names(descriptor, path)
         size = os.fstat(descriptor).st_size
         if size not in (step.old_size, step.spans[-1][0]):
-            raise unlike(path, f"it has {size} bytes; it should have {step.old_size}")
+            raise unlike(path, f"it has {count(size, 'byte')}; it should have {step.old_size}")
         if size > step.old_size:
             disk.truncate(descriptor, path, step.old_size)
         disk.set_times(path, step.mtime_ns, descriptor)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from ckptsurgeon import disk
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.plans.edits import Append, Edit, Move, Replace
 from ckptsurgeon.transaction.may_change import existing
 
@@ -49,8 +49,8 @@ def _check_free(folder: Path, sizes: list[int]) -> None:
     free = room.f_bavail * block
     if needed > free:
         raise SurgeryError(
-            f"{folder}: the plan needs {needed:,} bytes of free space, and there are {free:,} "
-            "(its journal and whole blocks count)",
+            f"{folder}: the plan needs {count(needed, 'byte', spec=',')} of free space, and there "
+            f"are {free:,} (its journal and whole blocks count)",
             next="free some space, then run the same command again",
         )
     # One for each file, and one for a new directory of its own. Some file systems count none, and
@@ -58,6 +58,7 @@ def _check_free(folder: Path, sizes: list[int]) -> None:
     inodes = int(2 * len(sizes) * MARGIN)
     if inodes > room.f_favail > 0:
         raise SurgeryError(
-            f"{folder}: the plan needs {inodes:,} free inodes, and there are {room.f_favail:,}",
+            f"{folder}: the plan needs {count(inodes, 'free inode', spec=',')}, and there are "
+            f"{room.f_favail:,}",
             next="remove some files, then run the same command again",
         )

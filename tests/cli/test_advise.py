@@ -175,7 +175,7 @@ def test_another_recipe_can_be_taken(surgeon: Surgeon, diverged: Path) -> None:
     assert f"# Source: {chosen['source']}." in file.read_text()
     assert surgeon("plan", file, "-C", diverged).exit_code == 0
     done = surgeon("advise", "-C", diverged, "--recipe", 99)
-    assert done.exit_code == 2 and f"{len(recipes)} are proposed" in done.stderr
+    assert done.exit_code == 2 and f"{len(recipes)} recipes are proposed" in done.stderr
 
 
 def test_nan_is_named_and_dated(surgeon: Surgeon, tmp_path: Path) -> None:

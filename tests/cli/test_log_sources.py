@@ -248,7 +248,7 @@ def test_a_store_beside_the_run_is_cut_where_the_settings_name_it(
     (root / "ckptsurgeon.yaml").write_text("tensorboard: [., ../mlruns]\n")
     done = surgeon("rollback", "--to", 20, "--yes", "-C", root)
     assert done.exit_code == 0, done.stderr
-    assert "20 of 40 points of train stay" in done.stdout
+    assert "train: 20 of 40 points stay" in done.stdout
     curves = mlruns_curves(store, "train/loss")
     assert [step for step, _ in curves["train"]] == list(range(1, 21))
     assert [step for step, _ in curves["train-cut-0001"]] == list(range(21, 41))

@@ -149,5 +149,5 @@ def test_a_legacy_file_that_is_cut_or_goes_on_is_refused(tmp_path: Path) -> None
         with pytest.raises(DamagedFile, match=r"cut short|does not fit|it is empty"):
             Archive.open(path)
     path.write_bytes(whole + b"x")
-    with pytest.raises(DamagedFile, match=f"byte {len(whole)}: 1 bytes follow"):
+    with pytest.raises(DamagedFile, match=rf"byte {len(whole)}: .*followed by 1 byte$"):
         Archive.open(path)

@@ -209,7 +209,7 @@ def test_heads_that_are_not_known_are_refused(tmp_path: Path, trained: Trained) 
     shutil.rmtree(root)
     root = trained(zero=1)
     edited(root, lambda args: setattr(args, "num_query_groups", 1))
-    with pytest.raises(SurgeryError, match="2 heads of 16 with 1 keys make 64 rows of 32"):
+    with pytest.raises(SurgeryError, match="2 heads of 16 with 1 key make 64 rows of 32"):
         plan(Run.open(root), from_data({"scale": {"qk_clip": {"threshold": 100}}}))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.errors import DamagedFile, SurgeryError, count
 from ckptsurgeon.files.archives import legacy
 from ckptsurgeon.files.archives.ends import Ends
 from ckptsurgeon.files.archives.zip_directory import (
@@ -148,8 +148,7 @@ class Archive:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """A descriptor of its own, for one of several threads. Raises SurgeryError if the file is
-        not the one that was opened."""
+        """A descriptor of its own, for a thread. Raises SurgeryError if the file is another now."""
         descriptor = reads.opened(self.path)
         try:
             if _identity(reads.status(descriptor)) != _identity(self.status):
@@ -223,7 +222,7 @@ class Archive:
             self._ends.expect(record.offset, min(HEAD + record.size, self.size - record.offset))
         start = self.payload(PICKLE)
         if record.size > MAX_BYTES:
-            raise DamagedFile(self.where, start, f"{PICKLE} has {record.size} bytes")
+            raise DamagedFile(self.where, start, f"{PICKLE} has {count(record.size, 'byte')}")
         data = self.read_at(start, record.size)
         if record.crc and zlib.crc32(data) != record.crc:
             raise DamagedFile(self.where, start, f"{PICKLE} does not have its CRC")
@@ -255,8 +254,8 @@ class Archive:
         """The record of the elements. Raises DamagedFile if it does not hold as many as said."""
         record = self.record(f"data/{tensor.storage}")
         if record.size != tensor.storage_numel * ITEM_BYTES[tensor.dtype]:
-            what = f"the storage {tensor.storage!r} has {record.size} bytes, "
-            what += f"not {tensor.storage_numel} elements of {tensor.dtype}"
+            held, due = count(record.size, "byte"), count(tensor.storage_numel, "element")
+            what = f"storage {tensor.storage!r} has {held}, not {due} of {tensor.dtype}"
             raise DamagedFile(self.where, record.offset, what)
         last = tensor.offset
         for size, stride in zip(tensor.size, tensor.stride, strict=True):
@@ -289,7 +288,7 @@ class Archive:
     def value(self, tensor: Tensor) -> int | float | bool:
         """The number in a tensor of one element, such as Adam's step."""
         if tensor.numel != 1:
-            raise ValueError(f"a tensor of {tensor.numel} elements has no one value")
+            raise ValueError(f"a tensor of {count(tensor.numel, 'element')} has no one value")
         key = (tensor.storage, tensor.offset, tensor.dtype)
         if key not in self._numbers:
             self.storage(tensor)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.errors import DamagedFile, count
 from ckptsurgeon.files.archives.zip_directory import STORED, Read, Record
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.reader import read_storages, read_with_globals
@@ -52,11 +52,15 @@ def read_records(path: str, size: int, read_at: Read) -> dict[str, Record]:
         numel = int.from_bytes(read_at(position, 8), "little")
         length = numel * elements[key]
         if position + 8 + length > size:
-            raise DamagedFile(path, position, f"the storage {key!r} of {length} bytes is cut short")
+            raise DamagedFile(
+                path, position, f"the storage {key!r} of {count(length, 'byte')} is cut short"
+            )
         records[f"data/{key}"] = _record(f"data/{key}", position + 8, length)
         position += 8 + length
     if position != size:
-        raise DamagedFile(path, position, f"{size - position} bytes follow the last storage")
+        raise DamagedFile(
+            path, position, f"the last storage is followed by {count(size - position, 'byte')}"
+        )
     return records
 
 

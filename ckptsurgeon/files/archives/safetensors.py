@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.errors import DamagedFile, count
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import Record
 from ckptsurgeon.files.dtypes import ITEM_BYTES, SAFETENSORS
@@ -58,7 +58,7 @@ class SafetensorsFile(Archive):
         first = os.pread(descriptor, LENGTH, 0)
         length = struct.unpack("<Q", first)[0] if len(first) == LENGTH else 0
         if not 0 < length <= min(MAX_HEADER, self.size - LENGTH):
-            what = f"a header of {length} bytes, in a file of {self.size}"
+            what = f"a header of {count(length, 'byte')}, in a file of {self.size}"
             raise DamagedFile(self.where, 0, what)
         reads.need(descriptor, [(LENGTH, LENGTH + length)])
         data = os.pread(descriptor, length, LENGTH)

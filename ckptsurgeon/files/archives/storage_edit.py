@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ckptsurgeon.errors import DEFECT, SurgeryError
+from ckptsurgeon.errors import DEFECT, SurgeryError, count
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, all_tensors, tensors
 from ckptsurgeon.plans.edits import Computed, length
@@ -210,16 +210,16 @@ def ranges(tensor: Tensor) -> list[Range]:
     axes = sorted((s, n) for s, n in zip(tensor.stride, tensor.size, strict=True) if n > 1)
     run = 1
     while axes and axes[0][0] <= run:
-        stride, count = axes.pop(0)
-        run = max(run, (count - 1) * stride + run)
+        stride, number = axes.pop(0)
+        run = max(run, (number - 1) * stride + run)
     starts = [tensor.offset]
-    for stride, count in axes:
-        if len(starts) * count > MAX_ROWS:
+    for stride, number in axes:
+        if len(starts) * number > MAX_ROWS:
             raise SurgeryError(
-                f"a tensor of {tensor.numel} elements is scattered over its storage",
+                f"a tensor of {count(tensor.numel, 'element')} is scattered over its storage",
                 next="save the checkpoint again with tensors that are contiguous",
             )
-        starts = [start + k * stride for k in range(count) for start in starts]
+        starts = [start + k * stride for k in range(number) for start in starts]
     return union((start * item, (start + run) * item) for start in starts)
 
 

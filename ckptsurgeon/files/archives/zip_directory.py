@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.errors import DamagedFile, count
 from ckptsurgeon.files import native
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.pickles.tree import Tensor
@@ -120,29 +120,31 @@ def read_directory(path: str, size: int, read: Read) -> Directory:
         raise DamagedFile(
             path, max(end, 0), "no zip end record in the last 22 bytes: the file is cut short"
         )
-    _, disk, first_disk, here, count, length, offset, comment = END.unpack(read(end, END.size))
-    if disk or first_disk or here != count or comment:
+    _, disk, first_disk, here, number, length, offset, comment = END.unpack(read(end, END.size))
+    if disk or first_disk or here != number or comment:
         raise DamagedFile(path, end, "the zip end record has a comment or names other disks")
     if end >= LOCATOR_64.size and read(end - LOCATOR_64.size, 4) == b"PK\6\7":
         end, wide = _end_64(path, end, read)
         for short, full, value in zip(
-            (count, length, offset), (FULL_16, FULL_32, FULL_32), wide, strict=True
+            (number, length, offset), (FULL_16, FULL_32, FULL_32), wide, strict=True
         ):
             if short not in (value, full):
                 raise DamagedFile(path, end, "the two zip end records disagree")
-        count, length, offset = wide
-    if offset + length != end or length < count * ENTRY.size:
+        number, length, offset = wide
+    if offset + length != end or length < number * ENTRY.size:
         raise DamagedFile(
-            path, end, f"a central directory of {length} bytes at {offset} does not end here"
+            path,
+            end,
+            f"a central directory of {count(length, 'byte')} at {offset} does not end here",
         )
     if length > MAX_DIRECTORY:
-        raise DamagedFile(path, offset, f"the central directory has {length} bytes")
+        raise DamagedFile(path, offset, f"the central directory has {count(length, 'byte')}")
     data = read(offset, length)
-    fast = native.shards and native.shards.directory(data, count, offset)
+    fast = native.shards and native.shards.directory(data, number, offset)
     if fast is not None:
         return Directory(fast.folder, Records(fast), data, offset)
     with collector_paused():
-        folder, entries, plain = _entries(path, data, offset, count)
+        folder, entries, plain = _entries(path, data, offset, number)
         _check_extents(path, entries, offset)
         if not plain:
             _refuse_packed(path, entries)
@@ -154,8 +156,8 @@ def read_directory(path: str, size: int, read: Read) -> Directory:
         lower = names.lower()
         # torch bisects names, as C strings and without regard to case: which of two that look the
         # same it finds is chance.
-        alone = len(records) == count and names.count("\0") == count - 1
-        if not alone or (lower != names and len(set(lower.split("\0"))) != count):
+        alone = len(records) == number and names.count("\0") == number - 1
+        if not alone or (lower != names and len(set(lower.split("\0"))) != number):
             raise DamagedFile(path, offset, "two records have the same name")
     return Directory(folder, records, data, offset)
 
@@ -182,21 +184,23 @@ def _end_64(path: str, end: int, read: Read) -> tuple[int, tuple[int, int, int]]
     if disk or disks > 1 or start + END_64.size != end - LOCATOR_64.size:
         raise DamagedFile(path, end - LOCATOR_64.size, "the zip64 locator points elsewhere")
     fields = END_64.unpack(read(start, END_64.size))
-    signature, rest, _, _, disk, first_disk, here, count, length, offset = fields
-    if signature != b"PK\6\6" or rest != END_64.size - 12 or disk or first_disk or here != count:
+    signature, rest, _, _, disk, first_disk, here, number, length, offset = fields
+    if signature != b"PK\6\6" or rest != END_64.size - 12 or disk or first_disk or here != number:
         raise DamagedFile(path, start, "no zip64 end record where the locator points")
-    return start, (count, length, offset)
+    return start, (number, length, offset)
 
 
-def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[Record], bool]:
+def _entries(path: str, data: bytes, base: int, number: int) -> tuple[str, list[Record], bool]:
     """The folder of entry 0, in which torch looks for all records, the entries in their order, and
     whether all are stored as they are."""
     out: list[Record] = []
     prefix, plain = b"", True
     at = 0
-    while len(out) < count:
+    while len(out) < number:
         if at + ENTRY.size > len(data):
-            raise DamagedFile(path, base + at, f"the directory ends after {len(out)} entries")
+            raise DamagedFile(
+                path, base + at, f"the directory ends after {count(len(out), 'entry', 'entries')}"
+            )
         fields = ENTRY.unpack_from(data, at)
         signature, _, _, flags, method, _, _, crc, packed, size = fields[:10]
         name, extra, comment, disk, _, _, offset = fields[10:]
@@ -219,7 +223,9 @@ def _entries(path: str, data: bytes, base: int, count: int) -> tuple[str, list[R
         out.append(Record(label, offset, size, crc, method, flags, packed, at))
         at = end
     if at != len(data):
-        raise DamagedFile(path, base + at, f"{len(data) - at} bytes follow the last entry")
+        raise DamagedFile(
+            path, base + at, f"the last entry is followed by {count(len(data) - at, 'byte')}"
+        )
     return prefix[:-1].decode("utf-8", "surrogateescape"), out, plain
 
 
@@ -256,7 +262,8 @@ def _check_extents(path: str, entries: list[Record], end: int) -> None:
     after = end
     for record in entries:
         if record.offset + LOCAL.size + len(record.name) + record.packed > after:
-            what = f"the record {record.name!r} of {record.packed} bytes ends after byte {after}"
+            its = count(record.packed, "byte")
+            what = f"the record {record.name!r} of {its} ends after byte {after}"
             raise DamagedFile(path, record.offset, what)
         after = record.offset
 

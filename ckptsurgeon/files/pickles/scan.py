@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from itertools import repeat
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.files import native
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.pickles import opcodes
@@ -69,7 +70,7 @@ def scan(
     Raises DamagedFile with the offset of the opcode that breaks a rule."""
     out = Scan(data, where, base, dense=dense)
     if len(data) > MAX_BYTES:
-        raise out.damaged(0, f"the pickle has {len(data)} bytes, more than {MAX_BYTES}")
+        raise out.damaged(0, f"the pickle has {count(len(data), 'byte')}, more than {MAX_BYTES}")
     if len(data) < 2:
         raise out.cut_short(0, "the pickle is cut short" if data else "it is empty")
     if data[0] != opcodes.PROTO or not 2 <= data[1] <= 5:
@@ -161,9 +162,11 @@ def _walk(out: Scan) -> None:
             elif size := length_size.get(op, 0):
                 length = int.from_bytes(data[i + 1 : i + 1 + size], "little")
                 if i + 1 + size + length > len(data):
-                    raise out.cut_short(i, f"a value of {length} bytes does not fit in the pickle")
+                    raise out.cut_short(
+                        i, f"a value of {count(length, 'byte')} does not fit in the pickle"
+                    )
                 if op in LONGS and length > MAX_INTEGER:
-                    raise out.damaged(i, f"an integer has {length} bytes")
+                    raise out.damaged(i, f"an integer has {count(length, 'byte')}")
                 if op in LONGS and length >= 8:
                     height[i] = 0  # not a level, but to be looked at if it is a key
                 push(i)
@@ -191,7 +194,7 @@ def _walk(out: Scan) -> None:
             else:
                 i = _rare(out, i, op, stack, marks)
         else:
-            raise out.damaged(i, f"the pickle has more than {_most(out)} opcodes")
+            raise out.damaged(i, f"the pickle has more than {count(_most(out), 'opcode')}")
     except struct.error:
         raise out.cut_short(i, "the pickle is cut short") from None
     except IndexError:
@@ -199,7 +202,7 @@ def _walk(out: Scan) -> None:
             raise out.cut_short(len(data), "the pickle is cut short") from None
         raise out.damaged(i, "an opcode lacks its values on the stack") from None
     if len(stack) != 1 or marks:
-        raise out.damaged(i, f"{len(stack)} values are left on the stack, not one")
+        raise out.damaged(i, f"the stack is left with {count(len(stack), 'value')}, not one")
     out.puts, out.gets = puts, list(alias)
     out.root = stack[0]
     out.stop = i + 1
@@ -281,7 +284,7 @@ def _rare(out: Scan, i: int, op: int, stack: list[int], marks: list[int]) -> int
     if op == opcodes.FRAME:
         length = int.from_bytes(data[i + 1 : i + 9], "little")
         if i + 9 + length > len(data):
-            raise out.cut_short(i, f"a frame of {length} bytes does not fit in the pickle")
+            raise out.cut_short(i, f"a frame of {count(length, 'byte')} does not fit in the pickle")
         out.frames.append((i, length))
         out.gaps[i + 9] = i
         return i + 9

@@ -13,6 +13,7 @@ from math import prod
 from operator import index
 from typing import Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.files.dtypes import ITEM_BYTES, NUMPY, number
 from ckptsurgeon.plans.edits import Each, Key
 
@@ -183,7 +184,9 @@ def _make_tensor(
 ) -> Tensor:
     shape, steps, start = axes(size), axes(stride), index(offset)
     if len(shape) != len(steps):
-        raise ValueError(f"a tensor has {len(shape)} axes and {len(steps)} strides")
+        raise ValueError(
+            f"a tensor has {count(len(shape), 'axis', 'axes')} and {count(len(steps), 'stride')}"
+        )
     if not -WIDEST <= start < WIDEST:
         raise ValueError("a tensor begins beyond 63 bits")
     return Tensor(storage.dtype, storage.key, storage.numel, start, shape, steps)
@@ -195,7 +198,9 @@ def axes(numbers: Any) -> tuple[int, ...]:
     if len(numbers) == 1:  # nearly all: flat
         found: tuple[int, ...] = (index(numbers[0]),)
     elif len(numbers) > MOST_AXES:
-        raise ValueError(f"a tensor of {len(numbers)} axes; torch has up to {MOST_AXES}")
+        raise ValueError(
+            f"a tensor of {count(len(numbers), 'axis', 'axes')}; torch has up to {MOST_AXES}"
+        )
     else:
         found = tuple(map(index, numbers))
     if any(not -WIDEST <= number < WIDEST for number in found):

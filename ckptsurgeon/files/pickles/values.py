@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.files.pickles import opcodes
 from ckptsurgeon.files.pickles.scan import Scan
 
@@ -87,7 +88,7 @@ def encode(value: Any) -> bytes:
             return struct.pack("<Bi", opcodes.BININT, value)
         digits = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
         if len(digits) > 255:
-            raise TypeError(f"an integer of {len(digits)} bytes is too long for a pickle")
+            raise TypeError(f"an integer of {count(len(digits), 'byte')} is too long for a pickle")
         return struct.pack("<BB", opcodes.LONG1, len(digits)) + digits
     if isinstance(value, float):
         return struct.pack(">Bd", opcodes.BINFLOAT, value)

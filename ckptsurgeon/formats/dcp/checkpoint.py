@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ckptsurgeon.errors import NotUnderstood, SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError, count
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import Cools, NamesGroups
@@ -301,7 +301,7 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
             step=step,
             promise=self.promise(step, rate),
             schedule=None,
-            dialect=f"{self.trainer} · torch dcp · {len(self.saved.items)} values",
+            dialect=f"{self.trainer} · torch dcp · {count(len(self.saved.items), 'value')}",
             data_parallel=max(1, len(self.archives)),
             model_parallel=1,
             dynamic_loss_scale=False,
@@ -319,7 +319,9 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
             {saved.path.name: saved.globals for saved in self.folders.values()}
         )
         if len(self.optimizers) > 1:
-            notes.append(f"{len(self.optimizers)} optimizers: the lr is that of the first one")
+            notes.append(
+                f"{count(len(self.optimizers), 'optimizer')}: the lr is that of the first one"
+            )
         return notes
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.errors import DamagedFile, count
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.archives.archive import PICKLE
 from ckptsurgeon.files.dcp import METADATA, Saved, Values
@@ -229,7 +229,7 @@ class OlmoCore(Torchtitan):
         """By the config where the run has a scheduler."""
         return (
             command("reset", "moments", why="without re-warm"),
-            f"and for {iterations} steps a small {self.options['lr']}",
+            f"and for {count(iterations, 'step')} a small {self.options['lr']}",
             command("set-lr", "0.1x", why="in a run without a scheduler, and back at a later one"),
         )
 

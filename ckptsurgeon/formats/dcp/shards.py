@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.errors import DamagedFile, SurgeryError, count
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, NEW, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor, get
@@ -209,7 +209,7 @@ def absent(folder: Path) -> list[str]:
             out.append(file)
             continue
         if size < end:
-            out.append(f"{file} (cut short: {size} of {end} bytes)")
+            out.append(f"{file} (cut short: {size} of {count(end, 'byte')})")
     return out
 
 

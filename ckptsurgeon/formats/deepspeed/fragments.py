@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats.deepspeed import universal
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
@@ -86,7 +86,7 @@ def _computed(
             if at + numel > size:
                 raise SurgeryError(
                     f"{item.file.name}: the shapes of the parameters do not add up to its flat "
-                    f"tensors ({at + numel} elements, not {size})",
+                    f"tensors ({count(at + numel, 'element')}, not {size})",
                     next=command("reset", "moments", why="of all parameters"),
                 )
             yield Fragment(name, place, at, at + numel)

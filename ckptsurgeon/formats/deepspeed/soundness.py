@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats.deepspeed import parallel
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
@@ -77,7 +78,7 @@ def _differ(name: str, values: Mapping[Path, Any]) -> Iterator[str]:
     if len(groups) < 2:
         return
     usual, *others = sorted(groups.items(), key=lambda item: -len(item[1]))
-    base = usual[1][0].name if len(usual[1]) == 1 else f"{len(usual[1])} shards"
+    base = usual[1][0].name if len(usual[1]) == 1 else f"{count(len(usual[1]), 'shard')}"
     differences = "; ".join(
         f"{_short(text)} in {', '.join(sorted(path.name for path in paths))}"
         for text, paths in others
@@ -128,7 +129,7 @@ def _foreign(checkpoint: DeepSpeedShards) -> Iterator[str]:
     for path, tree in checkpoint.models().items() if checkpoint.numbered else ():
         # `set iteration` changes one of the two; a file of another step differs in both.
         found = [tree.get(key) for key in ("iteration", "global_steps")]
-        counters = [count for count in found if is_count(count)]
+        counters = [number for number in found if is_count(number)]
         if counters and checkpoint.step not in counters:
             yield f"{path.name}: holds step {counters[0]}, not {checkpoint.step}"
     first = next(iter(checkpoint.models().values()))
@@ -145,7 +146,8 @@ def _foreign(checkpoint: DeepSpeedShards) -> Iterator[str]:
         counts = counts if isinstance(counts, (list, tuple)) else [counts]
         if counts and None not in counts and ranks not in counts:  # experts have fewer
             yield (
-                f"{item.file.name}: is one of {counts[0]} data-parallel partitions, not of {ranks}"
+                f"{item.file.name}: is one of {count(counts[0], 'data-parallel partition')}, not "
+                f"of {ranks}"
             )
     schedule = checkpoint.annealed()
     if schedule is None or not checkpoint.groups_win:

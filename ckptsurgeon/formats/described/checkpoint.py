@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import HasWeights
 from ckptsurgeon.formats.described.anew import Anew
@@ -109,8 +109,8 @@ class DescribedCheckpoint(Anew, Saving, TorchCheckpoint, HasWeights):
         files = {file for file, _ in self.weights_at} - self.repeated.keys()
         if len(files) > 1:
             raise SurgeryError(
-                f"{self.path.name} has weights in {len(files)} files, and no page says which part "
-                "of a tensor is in which",
+                f"{self.path.name} has weights in {count(len(files), 'file')}, and no page says "
+                "which part of a tensor is in which",
                 next="use the trainer's own conversion tool",
             )
         for item in self.weights_at:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import NotUnderstood, SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError, count
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Key
 
@@ -189,7 +189,7 @@ def _short(value: Any) -> str:
     if isinstance(value, (float, bool)) or value is None:
         return repr(value)
     if isinstance(value, int):
-        return repr(value) if abs(value) < MAX_INTEGER else f"of {value.bit_length()} bits"
+        return repr(value) if abs(value) < MAX_INTEGER else f"of {count(value.bit_length(), 'bit')}"
     return repr(value[:40]) if isinstance(value, str) else f"of type {type(value).__name__}"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats.fields.values import Part
 from ckptsurgeon.formats.heads.head_counts import Model, unknown
 from ckptsurgeon.hints import command
@@ -143,8 +143,8 @@ class _Tensors:
         uneven = BLOCKS.fullmatch(name) and len({e.end - e.first for e in extents}) > 1
         if not self.chunked and (split or uneven):
             raise SurgeryError(
-                f"{name} is cut inside a head: {len(self.extents[name])} ranks hold it, which is "
-                "no layout known here",
+                f"{name} is cut inside a head: {count(len(self.extents[name]), 'rank')} hold it, "
+                "which is no layout known here",
                 next=command("scale", "REGEX", "--by", "F", why="whole parameters"),
             )
 
@@ -237,17 +237,17 @@ def _heads(tensors: _Tensors, query: str, key: str, model: Model) -> Iterator[He
     rows = {query: groups * (each + 2) * width if fused else heads * width}
     if not fused:
         rows[key] = groups * width
-    for name, count in rows.items():
+    for name, number in rows.items():
         held = tensors.numel(name)
         if any(e.first < 0 for e in tensors.extents[name]):
             raise SurgeryError(
                 f"{name} is cut into columns, so the rows of a head lie in several pieces",
                 next=command("scale", "REGEX", "--by", "F", why="whole parameters"),
             )
-        if held != count * hidden:
+        if held != number * hidden:
             raise SurgeryError(
-                f"{name} has {held} elements here, and {heads} heads of {width} with {groups} keys "
-                f"make {count} rows of {hidden}",
+                f"{name} has {count(held, 'element')} here, and {count(heads, 'head')} of {width} "
+                f"with {count(groups, 'key')} make {count(number, 'row')} of {hidden}",
                 next=command("scale", "REGEX", "--by", "F", why="whole parameters"),
             )
         tensors.refuse_split(name, (each + 2 if fused else 1) * width * hidden)

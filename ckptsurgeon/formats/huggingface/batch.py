@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.formats.fields.values import Place, Setting
 from ckptsurgeon.formats.places.json_beside import JsonBeside
 from ckptsurgeon.formats.schedules import plateau, torch_classes
@@ -74,8 +74,8 @@ def rebatch(
     total = checkpoint.value(done[0].file, ("max_steps",)) if done else None
     longer = f"--max_steps {-(-total * old // size)} ({total} × {old} / {size})" if total else ""
     return settings, [
-        f"the data goes on where it is: {now} steps × {old} / {size} = {now * old // size}, at the "
-        "same accumulation and ranks",
+        f"the data goes on where it is: {count(now, 'step')} × {old} / {size} = "
+        f"{now * old // size}, at the same accumulation and ranks",
         f"relaunch with --per_device_train_batch_size {size}: some releases take it from the "
         "checkpoint, others from there",
         f"on the command line, what is counted in steps changes with it: {longer or '--max_steps'}"

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats.capabilities import HasHeads, HasWeights
 from ckptsurgeon.formats.fields.constants import GROUP, SAFE
 from ckptsurgeon.formats.fields.understood import mapping
@@ -82,7 +82,8 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint, Ha
         found = weights.files(self.path)
         if weights.models(found) > 1:
             raise SurgeryError(
-                f"{self.path.name} holds {weights.models(found)} models, and one export holds one",
+                f"{self.path.name} holds {count(weights.models(found), 'model')}, and one export "
+                "holds one",
                 next="load the step in the script, and save the model that you want",
             )
         if not found:

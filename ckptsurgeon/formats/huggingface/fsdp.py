@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats.capabilities import HasHeads
 from ckptsurgeon.formats.dcp import weights
@@ -117,9 +117,9 @@ class FsdpCheckpoint(TrainerState, ScheduledCheckpoint, HasHeads):
     def weights(self) -> Iterator[Weight]:
         """Of `pytorch_model_fsdp_0`. Raises SurgeryError for several models, whose weights may have
         the same names."""
-        if (count := len(self.models)) > 1:
+        if (number := len(self.models)) > 1:
             raise SurgeryError(
-                f"{self.path.name} holds {count} models, and one export holds one",
+                f"{self.path.name} holds {count(number, 'model')}, and one export holds one",
                 next="load the step in the script, and save the model that you want",
             )
         return (weight for model in self.models for weight in weights.weights(model))

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.formats.capabilities import Ranks, Rebatches
 from ckptsurgeon.formats.fields.values import Place, Setting
 from ckptsurgeon.formats.huggingface import batch
@@ -62,7 +63,7 @@ def _passed_over(settings: list[Setting], step: int) -> Iterator[str]:
     """What else the Trainer does with a new global_step."""
     if settings:
         yield (
-            f"the data moves with it: a resume skips the batches of {step} updates, "
+            f"the data moves with it: a resume skips the batches of {count(step, 'update')}, "
             "unless --ignore_data_skip was given; the schedule stays where it is"
         )
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats.schedules.names import value
 from ckptsurgeon.hints import command
 
@@ -73,8 +73,8 @@ def last_decay(args: Mapping[str, Any], samples: int) -> tuple[str, int]:
     size = args.get("global_batch_size") or 0
     if not size or samples % size:
         raise SurgeryError(
-            f"the flags count iterations of {size} samples, and {samples} samples are not a whole "
-            "number of them",
+            f"the flags count iterations of {count(size, 'sample')}, and "
+            f"{count(samples, 'sample is', 'samples are')} not a whole number of them",
             next="cool down once the batch-size ramp-up is over",
         )
     return "iters", samples // size

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.values import Setting
 from ckptsurgeon.formats.schedules import rampup
@@ -76,7 +76,7 @@ def _refuse_uneven(sizes: Sequence[int], args: Mapping[str, Any]) -> None:
     wrong = next((size for size in sizes if unit and size % unit), None)
     if wrong is not None:
         raise UsageError(
-            f"a batch of {wrong} samples is not a multiple of micro_batch_size {micro} x {ranks} "
-            f"data-parallel ranks = {unit}",
+            f"a batch of {count(wrong, 'sample')} is not a multiple of micro_batch_size {micro} x "
+            f"{ranks} data-parallel ranks = {unit}",
             next=f"batch_size={max(unit, round(wrong / unit) * unit)}",
         )

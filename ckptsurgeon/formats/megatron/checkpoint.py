@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from ckptsurgeon.errors import NotUnderstood, SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError, count
 from ckptsurgeon.formats.capabilities import (
     AdjustsGroups,
     BoundToRanks,
@@ -198,8 +198,8 @@ class MegatronCheckpoint(
         if len(self._optimizers) > 1:
             raise parts.unknown(
                 file,
-                f"which of its numbers are whose: each of {len(self._optimizers)} optimizers "
-                "begins at 0",
+                "which of its numbers are whose: each of "
+                f"{count(len(self._optimizers), 'optimizer')} begins at 0",
             )
         return list(order)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, Saved, Values
@@ -171,7 +171,7 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint, HasDigests):
         """What kind of checkpoint this is, in a few words."""
         kind = self._sharding()
         words = ["megatron-lm", "torch_dist", *[kind] * bool(kind)]
-        return " · ".join([*words, f"{len(self.saved.items)} values"])
+        return " · ".join([*words, f"{count(len(self.saved.items), 'value')}"])
 
     def _sharding(self) -> str:
         """How the distributed optimizer is saved; "" where the step does not say it."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.formats.megatron import identity, tiers
 from ckptsurgeon.formats.megatron.arguments import plain
 from ckptsurgeon.formats.megatron.options import NEVER, counts
@@ -71,8 +72,8 @@ def notes(checkpoint: MegatronShards, main: int) -> list[str]:
     skipped = args.get("skipped_train_samples")
     if skipped:
         out.append(
-            f"{skipped} samples were skipped (--iterations-to-skip): they are among the "
-            "consumed ones, and the schedule stands that much earlier"
+            f"{count(skipped, 'sample was', 'samples were')} skipped (--iterations-to-skip): they "
+            "are among the consumed ones, and the schedule stands that much earlier"
         )
     own = any(group.get("start_wd") is not None for group in groups)
     if own and checkpoint.found_by_settings:

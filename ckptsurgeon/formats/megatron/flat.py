@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import NamesMoments
@@ -219,7 +220,7 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
     def dialect(self) -> str:
         """What kind of checkpoint this is, in a few words."""
         kind = "fsdp_dtensor" if self._named else "torch_dcp"
-        return f"megatron-lm · {kind} · {len(self.saved.items)} values"
+        return f"megatron-lm · {kind} · {count(len(self.saved.items), 'value')}"
 
 
 def opened_flat(folder: Path, step: int, without: Collection[Path] = ()) -> MegatronFlatCheckpoint:

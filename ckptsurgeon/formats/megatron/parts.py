@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.dtypes import FLOATS
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.fields.values import MOMENTS, NUMBER, Box, Part, Place
@@ -77,8 +77,8 @@ def _refuse_lost_pieces(checkpoint: MegatronShards, weights: Iterable[Named]) ->
         return
     if any(experts.ANY.match(each.name) for each in weights):
         raise SurgeryError(
-            f"{checkpoint.path.name} has experts in {cut} pieces, and files of {tensor} tensor "
-            "ranks: ranks with other pieces have the same file, and it holds those of one",
+            f"{checkpoint.path.name} has experts in {count(cut, 'piece')}, and files of {tensor} "
+            "tensor ranks: ranks with other pieces have the same file, and it holds those of one",
             next="save with --ckpt-format torch_dist, which keeps every piece",
         )
 
@@ -113,7 +113,7 @@ def _in_buffers(checkpoint: MegatronShards, file: Path, weights: Sequence[Named]
         fitting = [key for key in fitting if key[0] == fitting[0][0]]
         if len(fitting) != 1:
             numel = buffer["numel_unpadded"]
-            raise unknown(file, f"which weights the {numel} elements of a buffer are of")
+            raise unknown(file, f"which weights the {count(numel, 'element')} of a buffer are of")
         seen = set()
         for name, _, place in views.pop(fitting[0]):
             start = place.value.offset

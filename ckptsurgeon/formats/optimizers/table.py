@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import NoneType
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats.fields.values import StateDict
 from ckptsurgeon.formats.optimizers import (
     pages,
@@ -162,7 +162,7 @@ def name(state_dict: StateDict, known: Known = TABLE) -> str:
             del names["Adam" if decoupled == {True} else "AdamW"]
     first, *others = names
     if len(others) > 2:
-        return f"{first} or {len(others)} others with the same keys"
+        return f"{first} or {count(len(others), 'other')} with the same keys"
     return " or ".join(names)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.capabilities import NamesGroups, NamesMoments, Repeats
 from ckptsurgeon.formats.checkpoint import Disagreement
@@ -215,7 +216,7 @@ class TorchCheckpoint(TorchSchedulers, JsonBeside, NamesGroups, NamesMoments, Re
             step=step,
             promise=promise,
             schedule=None,
-            dialect=f"{self.family} · {ranks} rank{'s' if ranks > 1 else ''}",
+            dialect=f"{self.family} · {count(ranks, 'rank')}",
             data_parallel=self.ranks[0],
             model_parallel=self.ranks[1],
             dynamic_loss_scale=bool(self.clear("loss_scale")),

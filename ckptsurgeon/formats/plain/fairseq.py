@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.one_look import once
 from ckptsurgeon.formats.advice import loaded
@@ -168,8 +168,8 @@ class Fairseq(Format, NamesEpochs, NeedsLinks):
         copies = {_named(run, path): path for path in shards}
         if shards and not set(last) <= copies.keys():
             raise SurgeryError(
-                f"checkpoint_last has {len(last)} files and step {step} {len(shards)}: it was "
-                "saved by another number of ranks",
+                f"checkpoint_last has {count(len(last), 'file')} and step {step} {len(shards)}: "
+                "it was saved by another number of ranks",
                 next=f"relaunch the trainer with --restore-file {self._restored(run, step)}"
                 + (f", and without {TUNE}" if self._first(run, step).tuned_from else ""),
             )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import CountsMore, SkipsByFlag
 from ckptsurgeon.formats.fields import skipped
@@ -240,7 +240,7 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore, SkipsByFlag):
         warmup = self.argument("lr_scheduler", "warmup_updates")
         total = self.argument("lr_scheduler", "total_num_update")
         words = [str(name)] if isinstance(name, str) else []
-        words += [] if warmup is None else [f"warmup {warmup} updates"]
+        words += [] if warmup is None else [f"warmup {count(warmup, 'update')}"]
         words += [] if total is None else [f"to update {total:g}"]
         return f"{', '.join(words) or 'a schedule'}: by the flags of each start", self._peak()
 
@@ -289,9 +289,9 @@ class FairseqCheckpoint(TorchCheckpoint, CountsMore, SkipsByFlag):
         counts = {path.name: updates(tree) for path, tree in self.trees.items()}
         first = next(iter(counts.values()))
         sentences += [
-            f"{name}: was saved after {count} updates, and the other shards after {first}"
-            for name, count in counts.items()
-            if count != first
+            f"{name}: was saved after {count(number, 'update')}, and the other shards after {first}"
+            for name, number in counts.items()
+            if number != first
         ]
         return sentences
 

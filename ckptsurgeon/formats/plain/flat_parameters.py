@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats.fields.understood import mapping
 from ckptsurgeon.formats.fields.values import Part
 from ckptsurgeon.hints import command
@@ -66,7 +66,7 @@ def pieces(part: Part, flat: Flat) -> Iterator[Part]:
 
 def _contradiction(file: Path, part: Part) -> SurgeryError:
     return SurgeryError(
-        f"{file.name}: its {part.kind} of {part.parameter} have {part.place.value.numel} elements, "
-        "and its metadata says otherwise",
+        f"{file.name}: its {part.kind} of {part.parameter} have "
+        f"{count(part.place.value.numel, 'element')}, and its metadata says otherwise",
         next=command("doctor", why="which step is whole"),
     )

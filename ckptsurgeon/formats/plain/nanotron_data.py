@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files import json_text
 from ckptsurgeon.formats.fields.understood import is_count, mapping
 from ckptsurgeon.hints import command
@@ -41,7 +41,7 @@ def moved(metas: Mapping[str, Any], total: int, config: Mapping[str, Any]) -> Mo
     folders = stage.get("consumed_tokens_per_dataset_folder") or {}
     if len(folders) > 1:
         raise SurgeryError(
-            f"the data is a blend of {len(folders)} folders, and how many samples of each "
+            f"the data is a blend of {count(len(folders), 'folder')}, and how many samples of each "
             f"come before sample {total} is not known",
             next=command("status", why="roll back to a step before the data"),
         )

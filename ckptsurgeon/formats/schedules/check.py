@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import not_understood
 from ckptsurgeon.formats.fields.values import Decay, Place
@@ -104,7 +104,7 @@ def refuse_several(checkpoint: str, optimizers: int) -> None:
     """Raise SurgeryError where each of several optimizers has a rate of its own."""
     if optimizers > 1:
         raise SurgeryError(
-            f"{checkpoint} holds {optimizers} optimizers, and a recipe has one lr",
+            f"{checkpoint} holds {count(optimizers, 'optimizer')}, and a recipe has one lr",
             next=(command("show", why="their rates"), AFTER_LOADING),
         )
 

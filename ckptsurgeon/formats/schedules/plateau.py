@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.values import Place, Setting
 from ckptsurgeon.formats.schedules.annealing import unscheduled
@@ -76,7 +76,7 @@ def _later(state: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     floor = values.get("min_lr", min(state["min_lrs"]))
     left = int(state["patience"]) - int(state["num_bad_epochs"]) + 1
     left = max(1, left + int(state.get("cooldown_counter", 0)))
-    bad = f"{left} more bad evaluation{'s' if left > 1 else ''} in a row"
+    bad = f"{count(left, 'more bad evaluation')} in a row"
     falls = f"after {bad} it multiplies the rate by {factor:g}, down to {floor:g}"
     if values["lr"] <= floor:
         falls = f"it is not above its floor of {floor:g}"
@@ -84,7 +84,7 @@ def _later(state: Mapping[str, Any], values: Mapping[str, Any]) -> str:
         return (
             f"{GREEDY} moves this rate with its metric: {falls}; where the metric keeps improving "
             f"it divides it by {factor:g}, up to {max(state['max_lrs']):g}; and after "
-            f"{state['reset_start']} such falls at the floor it starts again at "
+            f"{count(state['reset_start'], 'such fall')} at the floor it starts again at "
             f"{max(state['_init_lrs']):g}"
         )
     if values["lr"] <= floor:

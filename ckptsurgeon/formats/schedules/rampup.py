@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ckptsurgeon.errors import count, share
 from ckptsurgeon.formats.fields.values import State
 
 
@@ -51,9 +52,9 @@ def converted(before: State, after: State, total: int) -> tuple[int, str]:
     left = _samples(before, sample, total - before.step)
     more = _iterations(after, sample, left)
     words = (
-        f"{before.step} of {total} iterations are done; the {left} samples of the other "
-        f"{total - before.step} take {more} from now on: {before.step} + {more} = "
-        f"{before.step + more}"
+        f"{share(before.step, total, 'iteration', 'is', 'are')} done; "
+        f"the {count(left, 'sample')} of the other {total - before.step} take {more} "
+        f"from now on: {before.step} + {more} = {before.step + more}"
     )
     if before.rampup is None and after.rampup is None:
         words += f" ({total - before.step} × {before.batch_size} / {after.batch_size})"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import is_number, not_understood, refuse_rates
@@ -310,7 +310,8 @@ def group_rates(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, floa
     saved = state.get("base_lrs", state.get("_last_lr"))
     if len(saved) != len(out):
         raise SurgeryError(
-            f"the scheduler has {len(saved)} rates, and the optimizer {len(out)} param groups",
+            f"the scheduler has {count(len(saved), 'rate')}, and the optimizer "
+            f"{count(len(out), 'param group')}",
             next=command("verify", why="list what contradicts itself"),
         )
     return out
@@ -392,7 +393,7 @@ def warnings_of(state: Mapping[str, Any], values: Mapping[str, Any]) -> list[str
         )
     if "position" not in values and state.get("_step_count", 0) not in (0, state["last_epoch"] + 1):
         out.append(
-            f"the scheduler has made {state['_step_count']} steps and stands at "
+            f"the scheduler has made {count(state['_step_count'], 'step')} and stands at "
             f"{state['last_epoch']}: it was loaded or moved by hand before"
         )
     return out

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.values import Decay, Setting
 from ckptsurgeon.formats.schedules import fairseq2, in_code, nemo
@@ -66,7 +66,9 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
         changed["_last_lr",] = rates
         new = New(rates, changed, [{"lr": rate, "initial_lr": rate} for rate in rates])
     if name in ("CosineAnnealingLR", fairseq2.COSINE):
-        warnings.append(f"{name} rises again after its {decay.steps} steps: end the run there")
+        warnings.append(
+            f"{name} rises again after its {count(decay.steps, 'step')}: end the run there"
+        )
     if len(set(rates)) > 1 and name != "LinearLR":
         warnings.append(f"all param groups end at {decay.to:g}, whatever they start from")
     return list(settings_of(checkpoint, places, new)), warnings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats.fields.values import Box, Part
 from ckptsurgeon.formats.heads.heads import STACKED
 
@@ -75,7 +75,7 @@ def refuse_strays(kinds: Kinds) -> None:
     for part in every(kinds):
         box, end = part.box, part.first + part.end - part.start
         if not 0 <= part.start <= part.end <= part.place.value.numel:
-            raise _stray(part, f"its tensor, which has {part.place.value.numel} elements")
+            raise _stray(part, f"its tensor, which has {count(part.place.value.numel, 'element')}")
         if box is None:
             continue
         blocks = zip(box.offset, box.size, box.whole, strict=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.constants import CODES, QUANTIZED
@@ -41,7 +41,9 @@ def moments(checkpoint: Checkpoint, parts: Sequence[Part]) -> Moments:
         states = [state for state in found if _located(state[FIRST]) not in known]
         flat = list(masters.get(each.file, {}).values())
         if flat and states and len(flat) != len(states):
-            raise _unlike(each.file, f"{len(states)} states and {len(flat)} flat tensors")
+            raise _unlike(
+                each.file, f"{count(len(states), 'state')} and {count(len(flat), 'flat tensor')}"
+            )
         for i, state in enumerate(states):
             for kind in MOMENTS:
                 place = _moment(each.file, state, kind)

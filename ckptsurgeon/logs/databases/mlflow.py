@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.logs import metrics
 from ckptsurgeon.logs.databases import mlflow_traces
 from ckptsurgeon.logs.databases.database import MOST, Database, End, Parted
@@ -134,10 +135,10 @@ class MLflow(Database):
                 yield f"DELETE FROM inputs {where}", (old, parted.step)
 
     def left(self, database: sqlite3.Connection, parted: Parted) -> Iterator[str]:
-        if count := mlflow_traces.left(database, parted):
+        if number := mlflow_traces.left(database, parted):
             yield (
-                f"{relative(self.path, self.root)}: {count} traces of {parted.run.name} that were "
-                f"made after step {parted.step} stay with it"
+                f"{relative(self.path, self.root)}: {count(number, 'trace')} of {parted.run.name} "
+                f"that were made after step {parted.step} stay with it"
             )
 
     def whole_aside(self, database: sqlite3.Connection, parted: Parted) -> Iterator[Statement]:
@@ -152,7 +153,7 @@ class MLflow(Database):
     def names(self, database: sqlite3.Connection) -> dict[str, int]:
         where, values = self._named(database)
         rows = database.execute(f"SELECT key, count(*) FROM metrics {where} GROUP BY key", values)
-        return {key: count for key, count in rows if not key.startswith(SYSTEM)}
+        return {key: number for key, number in rows if not key.startswith(SYSTEM)}
 
     def renamed(self, database: sqlite3.Connection, new: Mapping[str, str]) -> Iterator[Statement]:
         _, ids = self._named(database)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptsurgeon import whole_file
+from ckptsurgeon.errors import count
 from ckptsurgeon.logs.mlruns.metric_file import MetricFile
 from ckptsurgeon.logs.mlruns.parting import Parted
 from ckptsurgeon.logs.mlruns.run_folder import META, MOST, RunFolder
@@ -75,13 +76,13 @@ def _metric(parted: Parted, path: Path, lost: set[tuple[int, float]]) -> Iterato
     gone = file.own & np.array([point in lost for point in points], bool)
     if not gone.any():
         return
-    note = f"{int(gone.sum())} points of a model of {parted.run.name} leave it"
+    note = f"{parted.run.name} loses {count(int(gone.sum()), 'point')} of a model"
     if not parted.keep and gone.all():
         yield Aside(name, LOGS)
         return
     pieces: list[Piece] = []
     if parted.keep:
-        note = f"{int(gone.sum())} points of a model are now of the run {parted.name}"
+        note = f"the run {parted.name} gets {count(int(gone.sum()), 'point')} of a model"
         old, new = parted.run.id.encode(), parted.id.encode()
         with path.open("rb") as lines:
             for line, ours in zip(lines, gone.tolist(), strict=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import UsageError, count
 from ckptsurgeon.logs import metrics, new_names, tracked
 from ckptsurgeon.logs.metrics import SYSTEM
 from ckptsurgeon.logs.mlruns import logged_models, parting
@@ -78,8 +78,10 @@ class MLflowFiles(TrackedRuns):
                     raise self._there_is(parted.name)
                 changes += parting.parted(parted, files, by_line(points, stays))
                 changes += logged_models.parted(parted, files, by_line(points, stays))
-                if stays.any() and (count := folder.traces()):
-                    warnings.append(f"{what}: its {count} traces stay with it, whenever made")
+                if stays.any() and (number := folder.traces()):
+                    warnings.append(
+                        f"{what}: its {count(number, 'trace')} stay with it, whenever made"
+                    )
             if stays.any() and not self.named:
                 break
         return changes, warnings
@@ -128,7 +130,7 @@ class MLflowFiles(TrackedRuns):
         folders += logged_models.metrics(
             {folder.path.parent for folder in meant}, ids if self.named else None
         )
-        note = f"{sum(events.values())} numbers get new names"
+        note = f"{count(sum(events.values()), 'number gets a new name', 'numbers get new names')}"
         changes = [each for own in folders for each in self._renamed(own, changed, note)]
         return changes, result
 

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.errors import DamagedFile, count
 from ckptsurgeon.hints import command
 from ckptsurgeon.logs.tensorboard.crc32c import masked, value
 
@@ -168,7 +168,7 @@ def _bad_header(head: bytes) -> str:
     if masked(head[:8]) != check:
         return "the checksum of the record's length is wrong"
     if length > LARGEST:
-        return f"a record of {length} bytes; the largest that is believed has {LARGEST}"
+        return f"a record of {count(length, 'byte')}; the largest that is believed has {LARGEST}"
     return ""
 
 

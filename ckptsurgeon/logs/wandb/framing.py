@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.errors import DamagedFile, SurgeryError, count
 from ckptsurgeon.logs.source import leave
 from ckptsurgeon.plans.edits import Piece, Span
 
@@ -66,7 +66,7 @@ def records(data: mmap.mmap | bytes, path: Path, at: int = len(START)) -> Iterat
         if after > size:
             return
         if length > left - HEADER or not FULL <= kind <= LAST:
-            raise _damaged(path, at, f"a chunk of type {kind} and {length} bytes")
+            raise _damaged(path, at, f"a chunk of type {kind} and {count(length, 'byte')}")
         if zlib.crc32(data[begin - 1 : after]) != crc:
             if after == size:
                 return

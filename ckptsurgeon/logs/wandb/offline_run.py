@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptsurgeon.errors import UsageError
+from ckptsurgeon.errors import UsageError, count, share
 from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
@@ -142,7 +142,7 @@ class OfflineRun(LogSource):
         time = log.path.stat().st_mtime_ns
         stays, common = log.sides(flags)
         kept = log.framed(file, stays, "")
-        note = f"{stay} of {total} points stay, to step {cut.marks.iteration}"
+        note = f"{share(stay, total, 'point', 'stays', 'stay')}, to step {cut.marks.iteration}"
         changes: list[AnyChange] = [Aside(file, LOGS)]
         if stay:
             changes = [Rewrite(file, LOGS, Content(kept.pieces, time), note)]
@@ -150,7 +150,7 @@ class OfflineRun(LogSource):
             lost = log.framed(file, ~stays | common, f"{self.id}-{cut.keep_as}")
             branch = Content(lost.pieces, time)
             new = relative(self._branch(log.path, cut.keep_as), self.root)
-            note = f"the cut branch, {total - stay} points"
+            note = f"the cut branch, {count(total - stay, 'point')}"
             changes.append(Rewrite(new, LOGS, branch, note, new_file=True))
         return changes
 
@@ -170,7 +170,7 @@ class OfflineRun(LogSource):
             path = place / f"run-{id}.wandb"
             framed = log.framed(relative(log.path, carry.root), log.sides(own)[0], id)
             content = Content(framed.pieces, log.path.stat().st_mtime_ns)
-            note = f"{int(own.sum())} points, to step {carry.marks.iteration}"
+            note = f"{count(int(own.sum()), 'point')}, to step {carry.marks.iteration}"
             made[path] = rewrite(path, carry, content, note)
         if made:
             warnings.append(
@@ -231,7 +231,9 @@ class OfflineRun(LogSource):
                     if new.get(old, old) != old:
                         counts[old, new[old]] = counts.get((old, new[old]), 0) + 1
             content = Content(framed.pieces, path.stat().st_mtime_ns)
-            note = f"{sum(counts.values())} numbers get new names"
+            note = (
+                f"{count(sum(counts.values()), 'number gets a new name', 'numbers get new names')}"
+            )
             changes.append(Rewrite(file, LOGS, content, note))
         sources: dict[str, str] = {}
         for old, new_name in seen.items():

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckptsurgeon.errors import SurgeryError, first_few
+from ckptsurgeon.errors import SurgeryError, count, first_few
 from ckptsurgeon.logs.curves import Curves
 from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look import soundness
@@ -99,7 +99,7 @@ def judge(curves: Curves, rule: str | None = None) -> Advice:
         verdict, spike = DIVERGED, bad[0]
     elif int(np.isfinite(loss.values).sum()) < least:
         verdict = UNKNOWN
-        reason = f"a rule needs {least} points of the loss, and the log has {points}"
+        reason = f"a rule needs {count(least, 'point')} of the loss, and the log has {points}"
     else:
         waiting = [spike for spike in spikes if spike.last is None and spike.malignant is None]
         was = [spike for spike in spikes if spike.malignant]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.formats import State
 from ckptsurgeon.logs.curves import Branch
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS, LOSS_SCALE, LR
@@ -144,7 +145,7 @@ def _lower_beta2(back: int, state: State) -> Remedy | None:
         return None
     return Remedy(
         "lower beta2",
-        f"beta2 {betas[1]:g} averages over {round(1 / (1 - betas[1]))} updates: "
+        f"beta2 {betas[1]:g} averages over {count(round(1 / (1 - betas[1])), 'update')}: "
         "it is late when gradients grow",
         'bigscience, train/tr8-104B-wide/chronicles.md, "Experiment 4"',
         {"rollback": {"to": back}, "set": {"beta2": LOWER_BETA2}},

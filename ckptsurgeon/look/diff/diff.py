@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats import Checkpoint
@@ -198,7 +198,7 @@ def logs(ones: Mapping[str, Version], others: Mapping[str, Version]) -> Sequence
         elif other is None:
             out.append(Aside(name, field_of(name)))
         elif not _alike(one, other):
-            sizes = f"{one.length()} → {other.length()} bytes"
+            sizes = f"{one.length()} → {count(other.length(), 'byte')}"
             out.append(Rewrite(name, field_of(name), NewBytes(()), sizes))
     return out
 

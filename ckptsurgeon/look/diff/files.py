@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.look.diff.leaves import same
 from ckptsurgeon.look.diff.versions import Content, Held, Version
 from ckptsurgeon.plans.edits import ABSENT, AnyChange, Aside, Change, Key, Rewrite
@@ -84,9 +85,9 @@ def field_of(path: tuple[Key, ...], file: str) -> str:
 def shown(leaf: Any) -> Any:
     """A leaf as a change has it; of a list of records only how many there are."""
     if isinstance(leaf, list) and any(isinstance(item, (dict, list)) for item in leaf):
-        return f"{len(leaf)} {'entry' if len(leaf) == 1 else 'entries'}"
+        return count(len(leaf), "entry", "entries")
     if isinstance(leaf, bytes):
-        return f"{len(leaf)} bytes"
+        return count(len(leaf), "byte")
     if isinstance(leaf, tuple):
-        return f"{leaf[1]} bytes"
+        return count(leaf[1], "byte")
     return leaf if leaf is None or isinstance(leaf, (bool, int, float, str, list)) else repr(leaf)

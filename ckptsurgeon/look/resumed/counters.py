@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.fields.constants import ODD
 from ckptsurgeon.formats.schedules import rampup
@@ -50,12 +50,12 @@ def counted(now: Checkpoint, before: Checkpoint, receipts: Sequence[Receipt]) ->
     short = not known and now.state().dynamic_loss_scale and 0 <= moved < steps
     less = f", {skipped} of them skipped" if skipped else ""
     if moved == steps - skipped or short:
-        return Verdict(ADAM, AGREES, f"{moved:g} updates")
+        return Verdict(ADAM, AGREES, f"{count(moved, 'update', spec='g')}")
     return Verdict(
         ADAM,
         DIFFERS,
-        f"Adam's counter moved by {moved:g} between steps {before.step} and {now.step}: "
-        f"{steps} updates{less}{'; it began anew' if moved < 0 else ''}",
+        f"Adam's counter moved by {count(moved, 'between step', spec='g')} {before.step} and "
+        f"{now.step}: {count(steps, 'update')}{less}{'; it began anew' if moved < 0 else ''}",
     )
 
 
@@ -90,12 +90,13 @@ def of_the_data(now: Checkpoint, before: Checkpoint, receipts: Sequence[Receipt]
             rampup.batch_size(state, max(one.consumed_samples - 1, 0)),
         ]
         if steps * min(sizes) <= moved <= steps * max(sizes):
-            return Verdict("data", AGREES, f"{moved:,} samples")
+            return Verdict("data", AGREES, f"{count(moved, 'sample', spec=',')}")
         size = " to ".join(f"{size:,}" for size in sorted({*sizes}))
         return Verdict(
             "data",
             DIFFERS,
-            f"consumed_samples moved by {moved:,} {words}: {steps} batches of {size}",
+            f"consumed_samples moved by {moved:,} {words}: {count(steps, 'batch', 'batches')} of "
+            f"{size}",
         )
     places = [(each.data_epoch, each.data_batches) for each in (other, one)]
     if any(batches is None for _, batches in places):

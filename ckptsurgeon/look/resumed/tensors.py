@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import MOMENTS, Checkpoint
 from ckptsurgeon.formats.capabilities import blobs
@@ -258,8 +259,8 @@ def _of_moments(readings: Sequence[Reading], before: Checkpoint) -> Iterator[Ver
                 files.setdefault(reading.job.file, []).append(reading)
         for file, found in files.items():
             wrong = True
-            count = sum(getattr(reading, name) for reading in found)
-            where = f"{count} elements, in {named([r.job.parameter for r in found])}"
+            wrongs = sum(getattr(reading, name) for reading in found)
+            where = f"{count(wrongs, 'element')}, in {named([r.job.parameter for r in found])}"
             law = found[0].job.moments
             assert law is not None
             made = text.format(_updates(law.updates), before.step, where)
@@ -292,7 +293,9 @@ def _agreed(held: Sequence[Reading]) -> Verdict:
             f"of exp_avg_sq {left:.2g} is left after {_updates(least.updates)}, too little to tell "
             "whether it began anew: compare with a step that is nearer",
         )
-    return Verdict("moments", AGREES, f"{elements:,} elements, {_updates(least.updates)}")
+    return Verdict(
+        "moments", AGREES, f"{count(elements, 'element', spec=',')}, {_updates(least.updates)}"
+    )
 
 
 def _of_weights(
@@ -313,8 +316,9 @@ def _of_weights(
         movement = found[0].job.movement
         assert movement is not None
         made = f"{_updates(movement.updates)} with a rate of {movement.rate:.3g} can move it"
-        where = f"{sum(r.far for r in found)} elements, up to {max(r.share for r in found):.3g} "
-        where += f"times as far, in {named([r.job.parameter for r in found])}"
+        where = f"{count(sum(r.far for r in found), 'element')}, "
+        where += f"up to {max(r.share for r in found):.3g} times as far, "
+        where += f"in {named([r.job.parameter for r in found])}"
         text = f"{file}: a weight moved further than {made} since step {before.step}: {where}"
         yield Verdict("weights", DIFFERS, text)
     if not far:
@@ -322,5 +326,5 @@ def _of_weights(
         yield Verdict("weights", AGREES, f"no element moved further than {most:.2g} of what it can")
 
 
-def _updates(count: float) -> str:
-    return f"{count:g} update{'' if count == 1 else 's'}"
+def _updates(number: float) -> str:
+    return count(number, "update", spec="g")

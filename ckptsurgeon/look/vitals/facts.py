@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.formats import MOMENTS, Checkpoint
 from ckptsurgeon.formats.fields.constants import ODD
@@ -116,8 +116,8 @@ def _not_compared(found: Sequence[Job], edited: bool) -> list[str]:
     else:
         without = [job for job in pairs if job.limit is None]
         if without:
-            count = f"{len(without)} of {len(pairs)}"
-            out.append(f"Adam's bound in {count} tensors: {_why(without, edited)}")
+            some = f"{len(without)} of {count(len(pairs), 'tensor')}"
+            out.append(f"Adam's bound in {some}: {_why(without, edited)}")
     return out
 
 
@@ -151,21 +151,21 @@ def _records(readings: Iterable[Reading]) -> Iterator[str]:
         for item in reading.job.ranges:
             numbers, width = reading.kinds[item.kind], ITEM_BYTES[item.dtype]
             below = numbers.negative if item.kind == "exp_avg_sq" else 0
-            for what, count, first in (
+            for what, number, first in (
                 ("NaN or Inf", numbers.wild, numbers.first_wild),
                 ("negative numbers", below, numbers.first_negative),
             ):
-                if count:
+                if number:
                     key = (item.archive.path, item.archive.start, item.record, what)
                     offset = item.start + first * width
                     known = wrong.get(key, (item, 0, offset))
-                    wrong[key] = (item, known[1] + count, min(offset, known[2]))
-    for (_, _, record, what), (item, count, offset) in wrong.items():
+                    wrong[key] = (item, known[1] + number, min(offset, known[2]))
+    for (_, _, record, what), (item, number, offset) in wrong.items():
         role = f" ({item.kind})" if item.kind in MOMENTS else ""
         elements = item.archive.record(record).size // ITEM_BYTES[item.dtype]
         yield (
-            f"{item.archive.where}: byte {offset}: the record {record!r}{role} has {what}: {count} "
-            f"of {elements} elements"
+            f"{item.archive.where}: byte {offset}: the record {record!r}{role} has {what}: "
+            f"{number} of {count(elements, 'element')}"
         )
 
 
@@ -185,7 +185,7 @@ def _bounds(where: str, readings: Sequence[Reading]) -> list[str]:
     elements, of = sum(p.over for p in pairs), sum(p.elements for p in pairs)
     return [
         f"{where}: exp_avg is up to {worst.ratio:.4g} times √exp_avg_sq, and no gradients lead "
-        f"beyond {worst.limit:.4g}: {elements} of {of} elements, in {_names(over)}"
+        f"beyond {worst.limit:.4g}: {elements} of {count(of, 'element')}, in {_names(over)}"
     ]
 
 
@@ -195,8 +195,8 @@ def _masters(where: str, readings: Sequence[Reading]) -> list[str]:
         return []
     elements, of = sum(r.stale for r in stale), sum(r.compared for r in stale)
     return [
-        f"{where}: the fp32 masters do not round to the weights: {elements} of {of} elements, in "
-        f"{_names(stale)}"
+        f"{where}: the fp32 masters do not round to the weights: {elements} of "
+        f"{count(of, 'element')}, in {_names(stale)}"
     ]
 
 

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from ckptsurgeon.errors import share
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.look.vitals.reading import Numbers, Reading
 from ckptsurgeon.plans.frozen import frozen
@@ -180,11 +181,11 @@ def _of(sign: Sign) -> Iterator[Observation]:
     if sign.still == 1:
         yield say("untrained", "v is 0 everywhere: never trained, or reset", 2.0)
     elif sign.untrained:
-        share = sign.untrained / sign.rows
+        some = share(sign.untrained, sign.rows, "row", "was", "were")
         yield say(
             "untrained-rows",
-            f"{sign.untrained} of {sign.rows} rows were never trained (v is 0)",
-            1 + share,
+            f"{some} never trained (v is 0)",
+            1 + sign.untrained / sign.rows,
         )
     if sign.faint is not None and sign.faint > FAINT and sign.still != 1:
         yield say(

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon.errors import count
 from ckptsurgeon.report.picture.legend import MARKS
 from ckptsurgeon.report.picture.theme import NORMAL, SMALL
 from ckptsurgeon.report.picture.ticks import short
@@ -45,7 +46,7 @@ def beyond(
                   clip_on=False)  # fmt: skip
         far = points[(np.argmax if side == "^" else np.argmin)(y[points])]
         words = short(float(f"{y[far]:.3g}"))
-        words += "" if len(points) == 1 else f", {len(points)} points"
+        words += "" if len(points) == 1 else f", {count(len(points), 'point')}"
         left = late(float(x[far]), words)
         axes.annotate(
             words, (x[far], edge), xytext=(-6 if left else 6, 0), textcoords="offset points",

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckptsurgeon.errors import InterruptedSurgery, SurgeryError
+from ckptsurgeon.errors import InterruptedSurgery, SurgeryError, count
 from ckptsurgeon.hints import again, shell
 from ckptsurgeon.plans.edits import (
     Append,
@@ -114,7 +114,7 @@ def refuse_impossible(edits: Sequence[Edit]) -> None:
             what = f"{name}: new tensors are not computed in a bucket yet"
             raise SurgeryError(what, next=_ON_DISK)
         if content.size > WRITTEN:
-            what = f"{name} would be written anew, {content.size:,} bytes"
+            what = f"{name} would be written anew, {count(content.size, 'byte', spec=',')}"
             raise SurgeryError(f"{what}: too many in a bucket yet", next=_ON_DISK)
 
 

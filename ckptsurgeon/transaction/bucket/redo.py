@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from ckptsurgeon.errors import InterruptedSurgery
+from ckptsurgeon.errors import InterruptedSurgery, count
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Append, Hole, Move, Replace, Tail, Truncate
 from ckptsurgeon.plans.frozen import frozen
@@ -104,7 +104,7 @@ def _append(place: Place, step: Tail, tails: str, ready: Ready | None) -> None:
         return
     (before,) = anchored(step.old_size)
     if head is None or head.size != step.old_size:
-        raise unlike(place, step.file, f"it should have {step.old_size} bytes")
+        raise unlike(place, step.file, f"it should have {count(step.old_size, 'byte')}")
     if _digest(place, head, step.file, [before]) != step.anchor:
         raise unlike(place, step.file, "it is another than the one that the surgery began with")
     old = Range(place.key(step.file), head.etag, 0, step.old_size)

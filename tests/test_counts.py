@@ -1,0 +1,108 @@
+"""No sentence says `1 files`: every number before a noun goes through `count` or `share`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptsurgeon.errors import count, share
+from tests.support.launch import REPO
+
+SOURCES = sorted((REPO / "ckptsurgeon").rglob("*.py"))
+AFTER = re.compile(r" (?:[a-z-]+ ){0,2}?([a-z]+)\b")
+NO_COUNT = re.compile(r"[A-Z_0-9]+(\.[A-Z_]+)?( //? \d+)?|short\(.*|.*\.join\(.*|.*path\.name")
+"""A constant of ours is never 1; the rest are no numbers."""
+
+VERBS = {"are", "were", "starts", "names"}
+NO_NUMBERS = {
+    ("moments", "self.moments"): "keep or reset",
+    ("elements", "sizes"): "12 and 13 elements",
+}
+
+
+@cache
+def trees() -> list[tuple[Path, ast.AST]]:
+    return [(path, ast.parse(path.read_text())) for path in SOURCES]
+
+
+def counted() -> set[str]:
+    """The plural of each noun that is counted anywhere."""
+    out = set()
+    for _, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("count", "share"):
+                words = [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
+                words = [word.split()[-1] for word in words if word[0].isalpha()]
+                out |= {words[1] if len(words) == 2 else f"{words[0]}s"} if words else set()
+    return out - VERBS
+
+
+def bare(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Each value in a text that a plural follows: its line, that word, and the value."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for value, text in zip(node.values, node.values[1:], strict=False):
+            if isinstance(value, ast.FormattedValue) and isinstance(text, ast.Constant):
+                rounded = value.format_spec is not None and "." in ast.unparse(value.format_spec)
+                if (found := AFTER.match(str(text.value))) and not rounded:
+                    yield node.lineno, found[1], ast.unparse(value.value)
+
+
+def test_a_number_before_a_noun_is_counted() -> None:
+    nouns = counted()
+    assert {"bytes", "events", "rows", "points", "steps", "entries"} <= nouns
+    wrong = [
+        f"{path.relative_to(REPO)}:{line}: {{{value}}} {noun}"
+        for path, tree in trees()
+        for line, noun, value in bare(tree)
+        if noun in nouns and not NO_COUNT.fullmatch(value) and (noun, value) not in NO_NUMBERS
+    ]
+    assert wrong == []
+
+
+@given(st.integers(0, 3), st.integers(0, 3))
+def test_one_is_one(some: int, whole: int) -> None:
+    assert count(whole, "file") == f"{whole} {'file' if whole == 1 else 'files'}"
+    assert count(whole, "entry", "entries").endswith("entry") == (whole == 1)
+    said = share(some, whole, "row", "stays", "stay")
+    assert said.startswith(f"{some} of {count(whole, 'row')} ")
+    assert said.endswith("stays") == (some == 1)
+    assert share(some, whole, "row") == f"{some} of {count(whole, 'row')}"
+
+
+def test_no_name_of_a_function_hides_what_counts() -> None:
+    hidden = [
+        f"{path.relative_to(REPO)}:{function.lineno}"
+        for path, tree in trees()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        if {*imported(tree)} & {*called(function)} & {*bound(function)}
+    ]
+    assert hidden == []
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "ckptsurgeon.errors":
+            yield from (alias.name for alias in node.names)
+
+
+def called(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("count", "share"):
+            yield ast.unparse(node.func)
+
+
+def bound(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
