@@ -77,7 +77,9 @@ def fork(
         done = fork.planned(run, at, folder, recipe)
     else:
         done = fork.fork(run, at, folder, recipe, how, allow_globals=allow_global or ())
-    text = report.fork(done, how, common.style, written=not common.dry_run)
+    text = report.fork(
+        done, how, common.style, written=not common.dry_run, launchable=run.launchable
+    )
     common.report(
         lambda: report.with_apply(text, again(without=DRY_RUN)) if common.dry_run else text,
         lambda: report.fork_json(done, how, written=not common.dry_run),

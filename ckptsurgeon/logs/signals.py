@@ -49,9 +49,11 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 """Signal → names, the one to take first."""
 STEPS = (
     "trainer/global_step", "train/global_step", "global_step", "step", "iteration", "num_updates",
-    "iter", "steps", "current_steps", "update", "_step", "s",
+    "iter", "steps", "current_steps", "update", "_step", "s", "global_step/max_steps",
 )  # fmt: skip
 """What counts updates in a table, in JSON and in printed lines, the name to take first."""
+_OF = re.compile(r"\s*(\d+)\s*/\s*\d+\s*")
+"""How many of all: ms-swift writes `"5/10"`."""
 TIMES = ("wall_time", "timestamp", "_timestamp", "time", "created_at")
 """The column with the time of a row, in seconds since 1970."""
 HELD_OUT = frozenset({"eval", "evaluation", "val", "valid", "validation", "test", "dev"})
@@ -145,9 +147,12 @@ def point(item: Mapping[str, Any], own: str | None = None) -> tuple[int | None, 
 
 
 def number(value: Any) -> float | None:
-    """A number, also as text; NaN and Inf are numbers here. None for anything else."""
+    """A number, also as text; of so many of all (`5/10`) the first. NaN and Inf are numbers here.
+    None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
+    if isinstance(value, str) and (match := _OF.fullmatch(value)):
+        value = match[1]
     try:
         return float(value)
     except (ValueError, OverflowError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -14,6 +16,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import Ranks
 from ckptsurgeon.formats.layout import NamesElsewhere, NamesMore, linked
+from ckptsurgeon.formats.step_folders import is_link, listed
 from ckptsurgeon.hints import command, shell
 from ckptsurgeon.operations import completion, swap_optimizer
 from ckptsurgeon.operations.completion import saved_steps
@@ -36,6 +39,9 @@ from ckptsurgeon.plans.edits import (
     Span,
 )
 from ckptsurgeon.run.run import Run
+
+LAST = re.compile(r"(?:^|[-_.])(?:last|latest)(?:$|[-_.])")
+"""What a link is called that leads to the newest step, as ms-swift's `last-checkpoint`."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,8 @@ class Rollback(Section):
         asides = [Aside(run.relative(path), "checkpoint") for path in newer]
         changes, warnings = _repoint(run, recipe, checkpoint)
         forgotten, notes = _forget(run, checkpoint, newer)
-        return [*asides, *changes, *forgotten], [*warnings, *notes]
+        links, dangling = _links(run, checkpoint.step, newer, kept)
+        return [*asides, *changes, *links, *forgotten], [*warnings, *notes, *dangling]
 
 
 @dataclass(frozen=True)
@@ -186,6 +193,33 @@ def _repoint(run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
     if not isinstance(run.format, NamesElsewhere):
         return changes, []
     return changes, run.format.stale_pointers(run.root, checkpoint.step)
+
+
+def _links(run: Run, step: int, gone: list[Path], known: Collection[Path]) -> Changes:
+    """The links beside the steps that lead into what is `gone` and that no format knows. One that
+    is called the last leads to the same place in `step`; any other is named, as it leads nowhere.
+    """
+    changes: list[AnyChange] = []
+    notes: list[str] = []
+    left = {path.resolve(): path for path in gone}
+    own = run.entries(step)
+    for folder in dict.fromkeys([run.root, *(path.parent for path in gone)]):
+        for link in (folder / name for name in listed(folder)):
+            if not is_link(link) or link in known or link in gone:
+                continue
+            end = link.resolve()
+            entry = next((each for each in (end, *end.parents) if each in left), None)
+            if entry is None:
+                continue
+            target = own[0] / end.relative_to(entry)
+            if LAST.search(link.name) and len(own) == 1 and target.exists():
+                changes.append(relinked(run, link, target))
+            else:
+                notes.append(
+                    f"{run.relative(link)} is a link to {left[entry].name}, which leaves: it leads "
+                    "nowhere until something sets it anew"
+                )
+    return changes, notes
 
 
 def relinked(run: Run, path: Path, target: Path) -> Relink:

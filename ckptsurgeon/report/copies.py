@@ -39,9 +39,9 @@ def export_json(folder: Path, done: Export) -> dict[str, Any]:
     }
 
 
-def fork(done: Fork, how: str, style: Style, *, written: bool) -> str:
-    """What the fork holds, the changes in it, and the two commands that come next; with --dry-run
-    what it would hold."""
+def fork(done: Fork, how: str, style: Style, *, written: bool, launchable: bool) -> str:
+    """What the fork holds, the changes in it, and what comes next: `relaunch` where the run says
+    how its trainer is started; with --dry-run what it would hold."""
     what = f"step {done.step}, {count(done.files, 'file')}, {size(done.size)} by {how}"
     changed = table(changes(done.changes), style)
     notes = [line for text in done.warnings for line in hanging("  note     ", clean(text), style)]
@@ -50,6 +50,9 @@ def fork(done: Fork, how: str, style: Style, *, written: bool) -> str:
         what += unsure if how == "reflink" else ""
         return "\n".join([f"would make {clean(str(done.folder))}: {what}", *changed, *notes])
     receipt = [] if done.receipt is None else [f"  receipt  {done.receipt.id} {done.receipt.title}"]
+    start = f"its trainer, which is to resume and save in {clean(str(done.folder))}"
+    if launchable:
+        start = str(command("relaunch", run=done.folder))
     return "\n".join(
         [
             f"made {clean(str(done.folder))}: {what}",
@@ -57,7 +60,7 @@ def fork(done: Fork, how: str, style: Style, *, written: bool) -> str:
             *notes,
             *receipt,
             f"  status   {command('status', run=done.folder)}",
-            f"  start    {command('relaunch', run=done.folder)}",
+            f"  start    {start}",
         ]
     )
 

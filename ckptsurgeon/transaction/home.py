@@ -18,8 +18,9 @@ STAGING = f"{HOME}/staging"
 RECEIPTS = "receipts"
 EVENTS = "tfevents"
 """What the name of each event file has in it."""
-ROWS = ("metrics.csv", "metrics.jsonl", "trainer_log.jsonl")
-"""Logs that are known by name alone: of Lightning, of many trainers, of LLaMA-Factory."""
+ROWS = ("metrics.csv", "metrics.jsonl", "trainer_log.jsonl", "logging.jsonl")
+"""Logs that are known by name alone: of Lightning, of many trainers, of LLaMA-Factory, of ms-swift.
+"""
 PAGED = re.compile(
     r"(?:.*/)?(?:summary\.csv|results\.csv|metrics/(?:[^/]+/){0,2}[^/]+\.jsonl|vis_data/[^/]+\.json)"
 )

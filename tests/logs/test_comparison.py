@@ -39,8 +39,10 @@ def test_a_rate_is_of_the_update_that_the_trainer_prints_it_for() -> None:
     assert feed(say(7, next_lr=rounded("4.0E-04"))).differs == [
         "lr of update 8: promised 0.0003, says 4.0E-04, in its line: line of 7"
     ]
-    for rate in ("4.0E-04", "3.0E-04"):
-        assert feed(say(7, either_lr=rounded(rate))).differs == []
+    for rate, update in (("4.0E-04", 7), ("3.0E-04", 8)):
+        comparison = feed(say(7, either_lr=rounded(rate)))
+        assert (comparison.differs, comparison.agrees[1]) == ([], f"lr of update {update}: {rate}")
+        assert ("lr of update 7" in comparison.not_said) is (update == 8)
     assert feed(say(7, either_lr=rounded("2.0E-04"))).differs != []
 
 

@@ -157,6 +157,14 @@ def test_the_trainer_of_hugging_face_says_its_epoch_and_not_its_step() -> None:
         assert transformers.read(line) is None
 
 
+def test_ms_swift_says_its_step_and_the_rate_of_the_next_update() -> None:
+    """Lines of 4.6.0, whose `_maybe_log_save_evaluate` asks for the rate after the scheduler."""
+    counts = "'epoch': {0}0.1562{0}, 'global_step/max_steps': '5/10', 'elapsed_time': '0s'"
+    new = transformers.read(f"{{'learning_rate': '5e-05', {counts.format(chr(39))}}}")
+    old = transformers.read(f"{{'learning_rate': 5e-05, {counts.format('')}}}")
+    assert told(new) == told(old) == {"step": 5, "next_lr": "5e-05"}
+
+
 def test_the_state_of_hugging_face_says_steps() -> None:
     document = {"log_history": [{"step": 7, "learning_rate": 1e-4}, {"step": 7, "eval_loss": 1}]}
     assert [told(said) for said in transformers.history(document)] == [

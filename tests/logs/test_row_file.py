@@ -71,6 +71,15 @@ def test_a_crash_a_restart_and_a_cut(tmp_path: Path) -> None:
     assert RowFile(path, tmp_path).cut(Cut(Marks(6), "before")) == ([], [])
 
 
+@pytest.mark.parametrize("name", ["global_step/max_steps", "iteration"])
+def test_a_step_may_be_so_many_of_all(tmp_path: Path, name: str) -> None:
+    """As in ms-swift's `logging.jsonl`, of its Trainer and of its Megatron."""
+    rows = [json.dumps({"loss": 3.5, name: f"{step}/10"}) + "\n" for step in range(1, 11)]
+    path = tmp_path / "logging.jsonl"
+    path.write_text("".join(rows))
+    assert cut(path, 4).decode() == "".join(rows[:4])
+
+
 def test_the_time_of_the_save_says_which_branch(tmp_path: Path) -> None:
     """Both passed step 6; the checkpoint was there before the second began."""
     path = tmp_path / "metrics.jsonl"

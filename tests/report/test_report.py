@@ -193,12 +193,17 @@ def test_a_surgery_that_holds_the_weights_does_not_promise_a_rate_of_0() -> None
 
 
 def test_a_fork_names_the_commands_that_come_next() -> None:
-    lines = report.fork(Fork(Path("b"), 6, 3, 856), "copy", LOOK, written=True).splitlines()
-    assert lines == [
-        "made b: step 6, 3 files, 856 B by copy",
-        "  status   ckptsurgeon -C b status",
-        "  start    ckptsurgeon -C b relaunch",
-    ]
+    for launchable, start in (
+        (True, "ckptsurgeon -C b relaunch"),
+        (False, "its trainer, which is to resume and save in b"),
+    ):
+        done = Fork(Path("b"), 6, 3, 856)
+        text = report.fork(done, "copy", LOOK, written=True, launchable=launchable)
+        assert text.splitlines() == [
+            "made b: step 6, 3 files, 856 B by copy",
+            "  status   ckptsurgeon -C b status",
+            f"  start    {start}",
+        ]
 
 
 def test_an_export_counts_its_shards_and_names_the_index() -> None:

@@ -195,9 +195,9 @@ class Comparison:
             if number is not None:
                 self.has_rates = True
                 last = self.expected.promise.step - 1 if self._last is None else self._last
-                of = last + updates[0] + later[0]
+                first = last + updates[0] + later[0]
                 which = [place + more for place in places for more in later]
-                self._rate(statement, number, f"lr of update {of}", which, batch)
+                self._rate(statement, number, first, which, batch)
 
     def _passed_over(self, k: int) -> int:
         """How many of the k iterations are in a skip range of the checkpoint: their data is passed
@@ -209,18 +209,21 @@ class Comparison:
         )
 
     def _rate(
-        self, statement: LoggedUpdate, number: Number, of: str, which: list[int], batch: int | None
-    ) -> None:
-        """One rate against those of the updates that it may be of."""
-        promise = self.expected.promise
+        self, statement: LoggedUpdate, number: Number, first: int, which: list[int],
+        batch: int | None,
+    ) -> None:  # fmt: skip
+        """One rate against those of the updates that it may be of: `first`, and those after it."""
+        promise, of = self.expected.promise, f"lr of update {first}"
         candidates: dict[int, float | None] = {}
         if self.expected.decides_lr or self.expected.by_config:
             candidates = {k: self.expected.rate(k, batch) for k in dict.fromkeys(which) if k > 0}
         known = {k: rate for k, rate in candidates.items() if rate is not None}
-        if 1 in candidates:
+        agreed = [k for k, rate in known.items() if number.agrees(rate)]
+        if 1 in (agreed or candidates):
             self._fields.add("lr")
-        if any(number.agrees(rate) for rate in known.values()):
-            self._agrees(f"{of}: {number}")
+        if agreed:
+            later = 0 if number is statement.lr else agreed[0] - which[0]
+            self._agrees(f"lr of update {first + later}: {number}")
         elif len(known) == len(candidates) and known and self.expected.decides_lr:
             self._differs(of, f"{next(iter(known.values())):.9g}", f"{number}", statement)
         elif self._went_back(number.value):

@@ -4,7 +4,8 @@ Source: `transformers/trainer.py` (`_maybe_log_save_evaluate`) and `trainer_call
 (`ProgressCallback.on_log`, `PrinterCallback.on_log`) of 5.23.0. A line names no step, only its
 epoch. Release 5 prints four significant digits, in quotes, and reads the rate before the
 scheduler's step: it is that of the update just made. Older releases print all digits, and the
-oldest of them read it after; nothing in the line says which.
+oldest of them read it after; nothing in the line says which. ms-swift (`trainers/mixin.py` and
+`patcher.py` of 4.6.0) reads it after the scheduler's step with any release, and names the step.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckptsurgeon.logs import signals
 from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number, exact, quoted, significant
 
 NAME = "the Hugging Face Trainer"
 POINTS = {"train/learning_rate": "either_lr"}
+SWIFT = "global_step/max_steps"
+"""What ms-swift counts with: `5/10`."""
 DIGITS = 4
 MAX_LINE = 65536
 
@@ -35,6 +39,9 @@ def read(line: str) -> LoggedUpdate | None:
         return None
     rate = entry.get("learning_rate")
     text = quoted(line[start:])
+    if (step := signals.number(entry.get(SWIFT))) is not None:
+        told = _text(rate) if isinstance(rate, str) else _plain(rate)
+        return LoggedUpdate(NAME, text, step=int(step), next_lr=told)
     if isinstance(rate, str):
         return LoggedUpdate(NAME, text, epoch=_text(entry.get("epoch")), lr=_text(rate))
     return LoggedUpdate(NAME, text, epoch=_epoch(entry.get("epoch")), either_lr=_plain(rate))
