@@ -19,6 +19,8 @@ CARRIED = ("as_json", "allow_global", "tb", "log", "tag", "rule", "branch", "ord
 
 NO_PICKLE_READ = ("undo", "redo")
 """Commands that bring back bytes as they were, whatever globals they name."""
+OF_A_RUN = ("verify",)
+"""Commands whose `--tb` has the logs of a run; that of others stands in its place."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def _taken(hint: Command, common: Common, given: Sequence[Given]) -> tuple[list[
     if row is not None and row.changes and shown_only:
         after.append("--dry-run")
     before: list[str] = []
-    if common.where is not None and not hint.run and "--tb" not in {*own, *after}:
+    bare = "--tb" in {*own, *after} and hint.words[0] not in OF_A_RUN
+    if common.where is not None and not hint.run and not bare:
         named = str(common.where)
         before += ["-C", f"./{named}" if named.startswith("-") else named]
     if common.format_name and "--format" not in own:

@@ -33,8 +33,9 @@ def listen(
     bundled = (run.root / CONFIG).is_file() and run.settings.get("relaunch") is None
     speakers = families(run.format.name, own=bundled)
     known = expected(run, step)
-    comparison = _heard(known, _sources(run, log, folder, speakers))
-    if not comparison.lines and not bundled:
+    told = _sources(run, log, folder, speakers)
+    comparison = _heard(known, told)
+    if not any(told) and not bundled:
         own = [own_loop.from_one(each, step) for each in _sources(run, log, folder, (OWN,))]
         comparison = _heard(known, own)
     if not comparison.lines:

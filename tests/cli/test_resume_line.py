@@ -38,6 +38,9 @@ def test_a_trainer_that_prints_no_rate_is_read_by_what_it_logs(
     for step in (2, 4):
         lightning(root, step, torch.zeros(1))
     write_log(root.parent / "logs" / "version_0", [2.0] * 4, first=0, tag="train_loss")
+    monkeypatch.chdir(tmp_path)
+    line = resume(surgeon("set", "lr=4e-4", "--yes", "-C", root).stdout)
+    assert f"ckptsurgeon -C '{root}' verify --tb 'my run/logs' reads what it logs" in line
     monkeypatch.chdir(root)
     line = resume(surgeon("set", "lr=5e-4", "--yes").stdout)
     found = re.search(r"ckptsurgeon (verify --tb .*?) reads what it logs$", line)

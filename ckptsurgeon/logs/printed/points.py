@@ -18,6 +18,7 @@ from ckptsurgeon.logs.printed.families import Family, Listener
 from ckptsurgeon.logs.printed.stated import LoggedUpdate, exact
 from ckptsurgeon.logs.tensorboard import event_file
 from ckptsurgeon.logs.tensorboard.scalars import Point, scalars
+from ckptsurgeon.transaction.home import HOME
 
 METRICS = "metrics.csv"
 MAX_DOCUMENT = 256 << 20
@@ -89,11 +90,12 @@ def in_folder(
 
 
 def below(folder: Path) -> list[Path]:
-    """`folder` and the folders in it, at any depth, that hold logs."""
+    """`folder` and the folders in it, at any depth, that hold logs; an attic's are no trainer's."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a directory", next="--tb DIR with the trainer's logs")
     every = (folder, *sorted(path for path in folder.rglob("*") if path.is_dir()))
-    return [here for here in every if any(True for _ in _files(here))]
+    own = (here for here in every if HOME not in here.relative_to(folder).parts)
+    return [here for here in own if any(True for _ in _files(here))]
 
 
 def _files(folder: Path) -> Iterator[Path]:
