@@ -15,6 +15,8 @@ from typing import Any, TypeVar, cast
 from ckptsurgeon import disk
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+R = TypeVar("R")
 
 _answers: ContextVar[dict[Any, tuple[int, Any]] | None] = ContextVar("_answers", default=None)
 
@@ -32,6 +34,21 @@ def one_look() -> Iterator[None]:
         yield
     finally:
         _answers.reset(token)
+
+
+def shared(function: Callable[[T], R]) -> Callable[[T], R]:
+    """The function for other threads, which a look is not known to: it is part of this one there.
+    What two of them ask at once may be found twice."""
+    answers = _answers.get()
+
+    def asked(item: T) -> R:
+        token = _answers.set(answers)
+        try:
+            return function(item)
+        finally:
+            _answers.reset(token)
+
+    return asked
 
 
 def look_again() -> None:

@@ -110,7 +110,7 @@ def _cold(run: Run, step: int, jobs: int, progress: Progress | None) -> Iterable
     """What says that the trainer did not go on from the step before: its optimizer is not there."""
     from ckptsurgeon.look.resumed.resume import held
 
-    before = [saved for saved in run.steps() if saved < step and run.complete(saved)]
+    before = run.complete_among(saved for saved in run.steps() if saved < step)
     if not before:
         return
     look = command("verify", step, "--after", before[-1], why="all that the two steps say")

@@ -84,7 +84,7 @@ def verify(
         except SurgeryError as error:
             found.append(Finding(error.what, error.hints[0] if error.hints else None))
             saved = run.steps()
-            step = max((s for s in saved if run.complete(s)), default=max(saved, default=None))
+            step = max(run.complete_among(saved), default=max(saved, default=None))
             if step is None:
                 raise
     if step not in run.steps():
@@ -166,7 +166,7 @@ def _since(
 
     receipts = standing(run.receipts())
     if against is None:
-        earlier = [s for s in run.steps() if s < checkpoint.step and run.complete(s)]
+        earlier = run.complete_among(s for s in run.steps() if s < checkpoint.step)
         if not earlier:
             return []
         try:

@@ -289,7 +289,7 @@ def _reachable(run: Run, begin: int, end: int, following: int) -> Hint:
     if end >= following:
         why = f"from the next iteration on; step {begin - 1} is not saved"
         return command("skip", _range(following, end), "--by-counters", why=why)
-    older = [step for step in run.steps() if step < begin and run.complete(step)]
+    older = run.complete_among(step for step in run.steps() if step < begin)
     if not older:
         return command("status", why="the steps that are saved: none is before it")
     then = f"skip {_range(older[-1] + 1, end)} --by-counters"

@@ -237,7 +237,10 @@ def status_json(
         "format": run.format.name,
         "promise": None if state is None else promise_json(state.promise),
         "schedule": None if state is None else plain(state.schedule),
-        "steps": [{"step": step, "complete": run.complete(step)} for step in run.steps()],
+        "steps": [
+            {"step": step, "complete": condition == "complete"}
+            for step, condition in run.conditions.of_each(run.steps()).items()
+        ],
         "pointers": run.pointers(),
         "logdirs": [run.relative(folder) for folder in run.logs.folders()],
         "logs": [

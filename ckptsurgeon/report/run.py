@@ -92,8 +92,7 @@ def _steps(run: Run, *, known: bool) -> Row:
     """`known` is whether the number of the one that is read is its own, or stands for it."""
     steps = run.steps()
     conditions: dict[str, list[str]] = {}
-    for step in steps:
-        condition = run.condition(step)
+    for step, condition in run.conditions.of_each(steps).items():
         if condition == "complete" and run.linked(step):
             condition = "symlinked"
         conditions.setdefault(condition, []).append(str(step))
@@ -107,7 +106,7 @@ def _steps(run: Run, *, known: bool) -> Row:
 def _pointers(run: Run) -> list[Row]:
     named = run.pointers()
     if not named:
-        complete = [step for step in run.steps() if run.complete(step)]
+        complete = run.complete_among(run.steps())
         highest = str(complete[-1]) if complete else "none"
         resumed_step = resumes(run.format, run.root)
         if complete and resumed_step is not None and resumed_step > complete[-1]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.one_look import one_look, shared
 from ckptsurgeon.formats import Format
 from ckptsurgeon.remote import reads
+from ckptsurgeon.workers import side_by_side
 
 Listing = frozenset[tuple[str, int]]
 """Name, from the step's folder, and size of each of its files."""
@@ -39,6 +42,13 @@ class Conditions:
         if listing is not None:
             self._whole.add(listing)
         return "complete"
+
+    def of_each(self, steps: Iterable[int]) -> dict[int, str]:
+        """The same of several steps, asked at once where a server is waited for."""
+        steps = list(steps)
+        with one_look(), reads.files_at_once(self._root):
+            self._format.steps(self._root)  # the names, which the threads need not ask for
+            return dict(zip(steps, side_by_side(shared(self.of), steps), strict=True))
 
     def why(self, step: int) -> str:
         """Why a step is not complete."""

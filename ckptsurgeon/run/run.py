@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -182,7 +182,7 @@ class Run:
 
     def complete(self, step: int) -> bool:
         """Whether every shard of `step` is there; contents are not read."""
-        return self.condition(step) == "complete"
+        return self.conditions.of(step) == "complete"
 
     def _in_attic(self, step: int) -> list[Hint]:
         """Where a step is that a surgery in force took away, as a hint."""
@@ -195,12 +195,14 @@ class Run:
                 return [command(*words, why=f"{receipt.id} moved step {step} to the attic")]
         return []
 
-    def condition(self, step: int) -> str:
-        """`complete`, `incomplete` or `damaged`; see `Conditions`."""
-        return self._conditions.of(step)
+    def complete_among(self, steps: Iterable[int]) -> list[int]:
+        """Those of the steps that are complete."""
+        found = self.conditions.of_each(steps)
+        return [step for step, condition in found.items() if condition == "complete"]
 
     @cached_property
-    def _conditions(self) -> Conditions:
+    def conditions(self) -> Conditions:
+        """Which of its steps are complete, incomplete or damaged."""
         return Conditions(self.root, self.format)
 
     def linked(self, step: int) -> bool:
@@ -226,7 +228,7 @@ class Run:
         with _damage_at(step):
             missing = self.format.missing(self.root, step)
         if missing:
-            complete = [other for other in steps if other < step and self.complete(other)]
+            complete = self.complete_among(other for other in steps if other < step)
             back = [
                 command("rollback", "--to", s, why="the newest complete one before it")
                 for s in complete[-1:]
@@ -284,7 +286,7 @@ class Run:
 
     def _pointless(self, what: str) -> SurgeryError:
         """The refusal where the pointers name no one step."""
-        if not any(map(self.complete, self.steps())):
+        if not self.complete_among(self.steps()):
             return SurgeryError(what, next=self.none_complete().hints)
         why = "make every pointer name the newest complete step"
         return SurgeryError(what, next=command("repair-latest", why=why))
@@ -297,7 +299,7 @@ class Run:
         resumed = resumes(self.format, self.root)
         if resumed is not None and resumed > newest:
             raise SurgeryError(
-                f"step {resumed} is {self._conditions.why(resumed)}, and its trainer, which keeps "
+                f"step {resumed} is {self.conditions.why(resumed)}, and its trainer, which keeps "
                 "no pointer, would resume it",
                 next=command("rollback", "--to", newest, why="moves it to the attic"),
             )
@@ -311,7 +313,7 @@ class Run:
         for receipt in receipts.standing(self.receipts())[-1:]:
             if any(isinstance(e, Move) and (self.root / e.src).exists() for e in receipt.inverse):
                 hints.insert(0, command("undo", receipt.id, why="brings back what it moved aside"))
-        lacking = f": step {steps[-1]} is {self._conditions.why(steps[-1])}" if steps else ""
+        lacking = f": step {steps[-1]} is {self.conditions.why(steps[-1])}" if steps else ""
         return SurgeryError(f"no complete checkpoint in {self.root}{lacking}", next=hints)
 
     # --- surgeries -------------------------------------------------------------------------------

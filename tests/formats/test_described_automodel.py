@@ -159,7 +159,7 @@ def test_a_step_that_automodel_marks_as_unfinished_is_no_target(made: Make, text
     mark.touch()
     before = snapshot(root)
     run = Run.open(root)
-    assert [run.condition(step) for step in run.steps()] == ["complete", "complete", "incomplete"]
+    assert [*run.conditions.of_each(run.steps()).values()] == ["complete", "complete", "incomplete"]
     for recipe in ({"set": {"eps": 1e-6}}, {"rollback": {"to": 6}}, {"repair_latest": {"to": 6}}):
         with pytest.raises(SurgeryError, match=r"step_6/\.incomplete marks it") as refused:
             surgery.plan(Run.open(root), from_data(recipe))

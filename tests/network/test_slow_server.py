@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from stat import S_ISREG
@@ -28,6 +29,7 @@ pytestmark = [pytest.mark.network, pytest.mark.skipif(bool(lacking()), reason=la
 AT_MOST = 0.15
 """Of all calls: so many round trips may be waited for. They are counted and not timed, so that a
 busy machine finds as many as an idle one (`slow.c`, lockstep)."""
+STEPS = 60
 FOLDERS = 4
 """At most, of a toy run, in which names change."""
 SURGERY = {"rollback": {"to": 95000}, "set": {"lr": 3e-5}, "reset": ["moments"]}
@@ -52,15 +54,9 @@ def sizes(root: Path) -> dict[str, int]:
     return {name: info.st_size for name, info in walk(root, own=False) if S_ISREG(info.st_mode)}
 
 
-def test_the_mount_is_known_as_a_networks(server: Mount) -> None:
-    assert mounts.threads(server.here) == mounts.NETWORK_THREADS
-
-
-def test_what_waits_for_the_server_overlaps(server: Mount) -> None:
-    """BLOOM's 720 files of a step: a rollback with new values, and its undo."""
-    python("bench.layout", "bloom", server.there / "bloom", 12)
-    root, before = server.here / "bloom", sizes(server.there / "bloom")
-
+@contextmanager
+def waits(server: Mount) -> Iterator[Callable[[str, Callable[[], T]], T]]:
+    """What calls a function and counts. All that are called inside wait for few round trips."""
     turns = calls = 0
 
     def counted(name: str, act: Callable[[], T]) -> T:
@@ -74,16 +70,39 @@ def test_what_waits_for_the_server_overlaps(server: Mount) -> None:
 
     server["lockstep"] = 1
     try:
-        wanted = counted("plan", lambda: plan(Run.open(root), from_data(SURGERY)))
-        counted("apply", lambda: apply(Run.open(root), wanted))
-        assert 0 < turns <= AT_MOST * calls
-        turns = calls = 0
-        back = counted("plan the undo", lambda: plan_undo(Run.open(root)))
-        counted("undo", lambda: apply(Run.open(root), back))
-        assert 0 < turns <= AT_MOST * calls
+        yield counted
     finally:
         server["lockstep"] = 0
+    assert 0 < turns <= AT_MOST * calls
+
+
+def test_the_mount_is_known_as_a_networks(server: Mount) -> None:
+    assert mounts.threads(server.here) == mounts.NETWORK_THREADS
+
+
+def test_what_waits_for_the_server_overlaps(server: Mount) -> None:
+    """BLOOM's 720 files of a step: a rollback with new values, and its undo."""
+    python("bench.layout", "bloom", server.there / "bloom", 12)
+    root, before = server.here / "bloom", sizes(server.there / "bloom")
+    with waits(server) as counted:
+        wanted = counted("plan", lambda: plan(Run.open(root), from_data(SURGERY)))
+        counted("apply", lambda: apply(Run.open(root), wanted))
+    with waits(server) as counted:
+        back = counted("plan the undo", lambda: plan_undo(Run.open(root)))
+        counted("undo", lambda: apply(Run.open(root), back))
     assert sizes(server.there / "bloom") == before
+
+
+def test_what_status_asks_of_each_step_overlaps(server: Mount) -> None:
+    """The names of the folders are known: of those in one folder the kernel asks libfuse one after
+    the other."""
+    python("bench.layout", "three", server.there / "steps", STEPS)
+    run = Run.open(server.here / "steps")
+    for step in run.steps():
+        run.directory(step).stat()
+    with waits(server) as counted:
+        found = counted("conditions", lambda: run.conditions.of_each(run.steps()))
+    assert [*found.values()] == ["complete"] * STEPS
 
 
 @pytest.mark.parametrize("undo", [False, True], ids=["surgery", "undo"])

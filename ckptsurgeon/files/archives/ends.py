@@ -1,5 +1,6 @@
 """The first and the last bytes of an open file, each read at once: of a small archive they hold the
-pickle and the directory, and on a network file system each read is a round trip."""
+pickle and the directory, and on a network file system each read is a round trip. A short file is
+read by one."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from ckptsurgeon.remote import reads
 
 FIRST, LAST = 1 << 14, 1 << 12
 """Bytes of the ends. What is first of a file in a bucket is fetched at once (`mirror.HEAD`)."""
+SHORT = 1 << 16
+"""Bytes that come sooner than a second answer. Model files without weights are shorter."""
 MORE = 1 << 18
 """Bytes that are read ahead; more are read in parts, and none of them twice kept."""
 
@@ -19,7 +22,7 @@ class Ends:
     def __init__(self, path: Path, descriptor: int, start: int, size: int) -> None:
         self._path, self._descriptor, self._start = path, descriptor, start
         self._at, self._more = 0, b""
-        self._before = max(0, size - LAST)
+        self._before = max(0, size - LAST) if size > SHORT else 0
         self._last = reads.bytes_at(path, descriptor, start + self._before, size - self._before)
         self._first = self._last
         if self._before:

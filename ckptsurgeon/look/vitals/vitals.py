@@ -84,7 +84,7 @@ def examine(
     unusual.sort(key=lambda item: -item.weight)
     not_compared += apart
     betas = checkpoint.locate("betas")
-    older = [other for other in run.steps() if other < checkpoint.step and run.complete(other)]
+    older = run.complete_among(other for other in run.steps() if other < checkpoint.step)
     return Vitals(
         step=checkpoint.step,
         facts=tuple(facts.findings(values)),
