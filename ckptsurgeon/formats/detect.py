@@ -36,7 +36,7 @@ DESCRIBED = (
     "lightning", "lightning-sharded", "lightning-deepspeed", "nemo", "composer", "composer-sharded",
     "automodel", "verl", "lingua", "open-clip", "timm", "ultralytics", "fairseq2",
     "litgpt", "litgpt-finetune", "mmengine", "mmengine-epochs",
-    "torchtune", "espnet",
+    "torchtune", "espnet", "nanochat",
 )  # fmt: skip
 """Pages in `described/`, asked after all of these."""
 PAGED = re.compile(

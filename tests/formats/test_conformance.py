@@ -38,6 +38,7 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "litgpt": described_runs.litgpt,
     "litgpt-finetune": described_runs.litgpt_finetune,
     "mmengine": described_runs.mmengine,
+    "nanochat": described_runs.nanochat,
     "mmengine-epochs": partial(described_runs.mmengine, by="epoch"),
 }
 """Format without a column in the table, or page → how a run is made. The pages that are not here

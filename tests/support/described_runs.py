@@ -245,6 +245,25 @@ def litgpt_finetune(root: Path) -> Path:
     return root
 
 
+def nanochat(root: Path) -> Path:
+    """`save_checkpoint` of nanochat at 92d63d4, whose script makes lr of initial_lr."""
+    root.mkdir(parents=True)
+    model, adam = _model_and_adam()
+    for group in adam.param_groups:
+        group |= {"kind": "adamw", "initial_lr": group["lr"]}
+    for step in range(1, 7):
+        for group in adam.param_groups:
+            group["lr"] = group["initial_lr"] * (1 - step / 20)
+        _update(model, adam)
+        if step % 2:
+            continue
+        torch.save(model.state_dict(), root / f"model_{step:06}.pt")
+        torch.save(adam.state_dict(), root / f"optim_{step:06}_rank0.pt")
+        meta = {"step": step, "model_config": {"n_layer": 2}, "user_config": {"depth": 2}}
+        (root / f"meta_{step:06}.json").write_text(json.dumps(meta))
+    return root
+
+
 def mmengine(root: Path, by: str = "iter") -> Path:
     """`Runner.save_checkpoint` of mmengine 0.10.7, with a LinearLR that is over."""
     root.mkdir(parents=True)
