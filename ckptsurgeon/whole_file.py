@@ -55,7 +55,7 @@ def of(descriptor: int, path: Path, most: int) -> bytes:
             raise
         if left:
             return b"".join(pieces)
-    raise OSError(errno.EFBIG, f"longer than {most:,} B", str(path))
+    raise OSError(errno.EFBIG, f"more than {most} B", str(path))
 
 
 def text(path: Path) -> str | None:

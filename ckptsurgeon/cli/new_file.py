@@ -11,6 +11,10 @@ from ckptsurgeon.hints import TYPED, shell
 
 def refuse_existing(path: Path) -> None:
     """Raise UsageError before long work where `write` would after it, as another file is there."""
+    if str(path) == "-":
+        raise UsageError(
+            "-: the answer has a file of its own", next="choose a FILE, as ./recipe.yaml"
+        )
     if disk.is_there(path):
         raise _exists(path)
 
@@ -18,6 +22,7 @@ def refuse_existing(path: Path) -> None:
 def write(path: Path, data: bytes) -> None:
     """Write it whole, and never over another file. Raises UsageError where one is, or where none
     can be written."""
+    refuse_existing(path)
     try:
         disk.write_new(path.parent.resolve() / path.name, data)
     except FileExistsError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,8 +32,10 @@ from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.transaction.assumptions import AGAIN
 
 if TYPE_CHECKING:
+    from ckptsurgeon.operations.section import Recipe
     from ckptsurgeon.run.run import Run
 
+STDIN = "-"
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -41,7 +45,7 @@ Overrides = Annotated[
 
 
 def plan(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file, or - for stdin.")],
     overrides: Overrides = None,
     output: Annotated[
         Path | None,
@@ -66,14 +70,13 @@ def plan(
     ckptsurgeon plan recipe.yaml set.lr=2e-5 -o plan.json
     """
     from ckptsurgeon import surgery
-    from ckptsurgeon.recipe.file import load
 
     if recipe.suffix == ".json":
         raise UsageError(
             f"{recipe} is a finished plan, not a recipe",
             next=command("apply", recipe, "--dry-run", why="shows it"),
         )
-    request = load(recipe, overrides or ()).but(why=why)
+    request = _request(recipe, overrides or ()).but(why=why)
     run = common.open_run()
     new_plan = surgery.plan(run, request, allow_globals=allow_global or (), jobs=jobs)
     wrote = None if common.dry_run else output
@@ -84,7 +87,8 @@ def plan(
         words = [str(recipe), *(overrides or ())]
         words += [f"--why={why}"] if why is not None else []
         words += [f"--allow-global={name}" for name in allow_global or ()]
-    then = command("apply", *words, real=True)
+    again_typed = "the recipe on stdin once more" if words[0] == STDIN else ""
+    then = command("apply", *words, real=True, why=again_typed)
     show(run, new_plan, common, then, verbose=verbose, wrote=wrote)
     if exit_code and not new_plan.empty:
         raise typer.Exit(3)
@@ -92,7 +96,10 @@ def plan(
 
 def apply(
     source: Annotated[
-        Path, typer.Argument(metavar="RECIPE|PLAN.json", help="A recipe, or what `plan -o` wrote.")
+        Path,
+        typer.Argument(
+            metavar="RECIPE|PLAN.json", help="A recipe, or - for stdin, or what `plan -o` wrote."
+        ),
     ],
     overrides: Overrides = None,
     *,
@@ -108,10 +115,9 @@ def apply(
     ckptsurgeon apply recipe.yaml set.lr=2e-5 --dry-run
     """
     from ckptsurgeon import surgery
-    from ckptsurgeon.recipe.file import load
 
     if source.suffix != ".json":
-        operate(common, load(source, overrides or ()), computed, brief=common.yes)
+        operate(common, _request(source, overrides or ()), computed, brief=common.yes)
         return
     if overrides or common.why is not None:
         raise UsageError(
@@ -129,6 +135,29 @@ def apply(
         if AGAIN in error.hints:
             error.hints = (replace(_MAKE, why=f"{source} is stale: make a new plan"),)
         raise
+
+
+def _request(source: Path, overrides: Sequence[str]) -> Recipe:
+    """The recipe in a file, or on stdin. A pipe of another name is refused, as nobody knows whether
+    anything will ever come from it."""
+    from ckptsurgeon.files.plain_yaml import MAX_BYTES
+    from ckptsurgeon.recipe.file import load, read
+
+    if source.is_fifo():
+        raise UsageError(
+            f"{source}: a pipe, not a file",
+            next=again(swapped=(source, STDIN), why="reads the recipe from stdin"),
+        )
+    if str(source) != STDIN:
+        return load(source, overrides)
+    if sys.stdin is None:
+        raise UsageError("stdin is closed, so no recipe comes from there", next="name a file")
+    if sys.stdin.isatty():
+        print("the recipe, then Ctrl-D:", file=sys.stderr)
+    raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise UsageError(f"stdin: more than {MAX_BYTES} B", next="check that this is a recipe")
+    return read(raw, overrides, where="stdin")
 
 
 AsTheyAre = Annotated[

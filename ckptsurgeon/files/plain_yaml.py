@@ -43,7 +43,26 @@ def read(path: Path) -> dict[str, Any]:
     """The mapping that the YAML file `path` holds.
 
     Raises OSError, and UsageError with the line for broken YAML."""
-    return parse(_text(path), str(path))
+    try:
+        raw = whole_file.read(path, MAX_BYTES)
+    except OSError as error:
+        if error.errno not in (errno.EFBIG, errno.EINVAL, errno.EAGAIN):
+            raise
+        raise UsageError(
+            f"{path}: {error.strerror}",
+            next="check that this is the recipe, a file on the disk, and not another",
+        ) from None
+    return decoded(raw, str(path))
+
+
+def decoded(raw: bytes, where: str) -> dict[str, Any]:
+    """The mapping that these bytes hold; `where` names them in an error, which is a UsageError."""
+    try:
+        return parse(raw.decode("utf-8"), where)
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{where}: byte {error.start}: not UTF-8 text", next="save it as UTF-8"
+        ) from None
 
 
 def scalar(text: str) -> Any:
@@ -126,24 +145,6 @@ def parse(text: str, where: str) -> dict[str, Any]:
             f"{where}: a recipe is a mapping of sections", next="see recipes/ for examples"
         )
     return {str(key): value for key, value in data.items()}
-
-
-def _text(path: Path) -> str:
-    try:
-        raw = whole_file.read(path, MAX_BYTES)
-    except OSError as error:
-        if error.errno not in (errno.EFBIG, errno.EINVAL, errno.EAGAIN):
-            raise
-        raise UsageError(
-            f"{path}: {error.strerror}",
-            next="check that this is the recipe, a file on the disk, and not another",
-        ) from None
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path}: byte {error.start}: not UTF-8 text", next="save it as UTF-8"
-        ) from None
 
 
 def _refuse_tricks(events: Iterator[Any], where: str) -> None:

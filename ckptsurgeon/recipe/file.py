@@ -31,9 +31,18 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
             f"{path}: {error.strerror}",
             next=again(swapped=(path, "RECIPE.yaml"), why="with another path"),
         ) from None
+    return _from_file(data, overrides, str(path))
+
+
+def read(raw: bytes, overrides: Sequence[str] = (), *, where: str) -> Recipe:
+    """The same of the bytes of a recipe; `where` names them in an error."""
+    return _from_file(plain_yaml.decoded(raw, where), overrides, where)
+
+
+def _from_file(data: Mapping[str, Any], overrides: Sequence[str], where: str) -> Recipe:
     for key, value in data.items():
-        _refuse_empty(key, value, str(path))
-    return from_data(data, overrides, where=str(path))
+        _refuse_empty(key, value, where)
+    return from_data(data, overrides, where=where)
 
 
 def from_data(

@@ -49,10 +49,12 @@ def hints(text: str) -> list[list[str]]:
     return [shlex.split(command.split("    ")[0]) for command in found if command]
 
 
-def on_terminal(answer: str, *words: object) -> tuple[int, str]:
+def on_terminal(answer: str | dict[str, str], *words: object) -> tuple[int, str]:
     """Exit status and output of a process whose stdin, stdout and stderr are one terminal.
 
-    `answer` is typed when the process asks; Ctrl-C is typed as `\\x03`."""
+    `answer` is typed when the process asks, or each of several once its prompt is there; Ctrl-C is
+    typed as `\\x03`."""
+    answers = {"[y/N]": answer} if isinstance(answer, str) else dict(answer)
     keeper, terminal = pty.openpty()
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(
@@ -65,7 +67,7 @@ def on_terminal(answer: str, *words: object) -> tuple[int, str]:
         start_new_session=True,
     )
     os.close(terminal)
-    output, asked = b"", False
+    output = b""
     while True:
         try:
             read = os.read(keeper, 4096)
@@ -74,9 +76,8 @@ def on_terminal(answer: str, *words: object) -> tuple[int, str]:
         if not read:
             break
         output += read
-        if not asked and b"[y/N]" in output:
-            asked = True
-            os.write(keeper, answer.encode())
+        for prompt in [each for each in answers if each.encode() in output]:
+            os.write(keeper, answers.pop(prompt).encode())
     os.close(keeper)
     return process.wait(timeout=600), output.decode().replace("\r\n", "\n")
 

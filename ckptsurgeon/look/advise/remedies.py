@@ -94,7 +94,7 @@ def _norm_first(signals: Mapping[str, int]) -> bool:
 def _skip(spike: Spike, back: int, at: int) -> Remedy:
     begin, end = max(at + 1, spike.first - AROUND), spike.first + AROUND
     span = f"steps {begin} to {end}"
-    why = f"do not train on the data of {span}: with other data the same weights may hold"
+    why = f"leave out the data of {span}: from the same weights, other data may train well"
     base: dict[str, Any] = {"rollback": {"to": back}, "skip": [f"{begin}-{end}"]}
     return Remedy(
         "skip the data",
