@@ -36,7 +36,7 @@ from ckptsurgeon.disk.names import (
     symlink,
 )
 from ckptsurgeon.disk.owners import copy_mode, copy_rights
-from ckptsurgeon.disk.presence import is_file, is_folder, is_link, is_there, walk
+from ckptsurgeon.disk.presence import is_file, is_folder, is_link, is_there, names_in, walk
 
 __all__ = [
     "NO_HARD_LINKS",
@@ -59,6 +59,7 @@ __all__ = [
     "is_there",
     "link",
     "make_directory",
+    "names_in",
     "opened",
     "past_the_cache",
     "read_from",

@@ -38,14 +38,30 @@ def is_link(path: Path | str) -> bool:
     return stat.S_ISLNK(_mode(os.lstat, path))
 
 
-def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """What `os.walk` gives of a folder. Raises OSError for one below it that can't be listed, where
-    that would give the others alone."""
+def walk(folder: Path, *, past_closed: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
+    """What `os.walk` gives of a folder. Raises OSError for one in it that can't be listed, where
+    that would give the others alone; with `past_closed` not for one that this user may not list.
+    What is not there has nothing in it."""
 
     def refused(error: OSError) -> None:
-        raise error
+        closed = past_closed and isinstance(error, PermissionError)
+        if not closed and error.errno not in _NOWHERE:
+            raise error
 
     return os.walk(folder, onerror=refused)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, ascending: none in one that is not there, or that this user may not
+    list. Raises OSError for any other reason."""
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except PermissionError:
+        return []
+    except OSError as error:
+        if error.errno in _NOWHERE:
+            return []
+        raise
 
 
 def _mode(ask: Callable[[Path | str], os.stat_result], path: Path | str) -> int:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats.layout import Format, Paged
 from ckptsurgeon.hints import command
@@ -122,7 +123,4 @@ def _pages() -> Iterator[Format]:
 
 
 def _listed(run: Path) -> list[Path]:
-    try:
-        return list(run.iterdir())
-    except OSError:
-        return []
+    return [run / name for name in disk.names_in(run)]

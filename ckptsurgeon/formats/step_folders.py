@@ -102,8 +102,6 @@ def _kinds(folder: Path) -> dict[str, tuple[bool, bool]]:
 
 @once
 def listed(folder: Path) -> list[str]:
-    """What is in the folder; nothing if it may not be read, as some beside a run may not."""
-    try:
-        return sorted(item.name for item in folder.iterdir())
-    except OSError:
-        return []
+    """What is in the folder; nothing if it may not be read, as some beside a run may not. Raises
+    OSError where it can't be read for another reason."""
+    return disk.names_in(folder)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.layout import LogsBeside
@@ -286,7 +287,7 @@ class LogFolders:
         steps = self.format.steps(self.root) if self.root.is_dir() else []  # of a fork to be made
         checkpoints = {path for step in steps for path in self.format.entries(self.root, step)}
         for root in self.roots():
-            for folder, inner, files in os.walk(root):
+            for folder, inner, files in disk.walk(root, past_closed=True):
                 here = Path(folder)
                 inner[:] = sorted(n for n in inner if n != HOME and here / n not in checkpoints)
                 yield here, inner, files
@@ -314,7 +315,8 @@ def _brings(receipt: Receipt) -> bool:
 
 
 def _events(folders: Iterable[Path]) -> list[Path]:
-    return [file for folder in folders for file in sorted(folder.glob(f"*{EVENTS}*"))]
+    names = ((folder, name) for folder in folders for name in disk.names_in(folder))
+    return [folder / name for folder, name in names if EVENTS in name]
 
 
 def _trackers(paths: Sequence[Path]) -> list[Path]:

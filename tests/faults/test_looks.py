@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 
 from ckptsurgeon import disk
 from ckptsurgeon.cli.usage import from_system
+from ckptsurgeon.formats.step_folders import files_below
 from tests.faults.sweep import Stage, verdict
 from tests.faults.toy import SCENARIOS
 from tests.faults.world import Scenario
@@ -70,6 +71,32 @@ def test_a_look_that_fails_leaves_the_run_before_or_after(
         assert verdict(stage, ended) is None, f"{at} of {most}"
         codes.add(ended.code)
     assert codes >= {1, 5}
+
+
+@pytest.mark.parametrize("reason", [errno.EIO, errno.EACCES, errno.ENOENT])
+def test_a_folder_that_can_not_be_listed_is_not_empty(
+    reason: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that this user may not list, as some beside a run, is passed over where logs are looked
+    for; a step is as a whole or not at all."""
+    (tmp_path / "part/inner").mkdir(parents=True)
+    (tmp_path / "part/inner/events.out.tfevents.1.host").touch()
+    here = str(tmp_path / "part/inner")
+    logs = [lambda: [*disk.walk(tmp_path, past_closed=True)], lambda: disk.names_in(Path(here))]
+    steps = [lambda: files_below(tmp_path)]
+    for name in ("listdir", "scandir"):
+        real = getattr(os, name)
+
+        def ask(path: Any, real: Callable[..., Any] = real) -> Any:
+            if str(path) == here:
+                raise OSError(reason, os.strerror(reason), here)
+            return real(path)
+
+        monkeypatch.setattr(os, name, ask)
+    refused = {errno.EIO: [*logs, *steps], errno.EACCES: steps, errno.ENOENT: []}[reason]
+    for act in [*logs, *steps]:
+        with pytest.raises(OSError, match=os.strerror(reason)) if act in refused else nullcontext():
+            act()
 
 
 def test_only_what_is_not_there_is_said_to_be_absent(tmp_path: Path) -> None:

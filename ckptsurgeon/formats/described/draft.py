@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.archives.sniff import begins_as_torch
 from ckptsurgeon.files.text_file import text
@@ -258,7 +259,4 @@ def _pointer(run: Path, group: Group, unsure: list[str]) -> dict[str, Any]:
 
 
 def _listed(folder: Path) -> Collection[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return ()
+    return [folder / name for name in disk.names_in(folder)]

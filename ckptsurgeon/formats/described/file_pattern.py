@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.formats.described.name_pattern import NUMBER, NamePattern
 from ckptsurgeon.plans.frozen import frozen
 
@@ -73,7 +74,4 @@ def _is(path: Path, folder: bool, last: bool) -> bool:
 
 
 def _listed(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
+    return [folder / name for name in disk.names_in(folder)]

@@ -5,13 +5,12 @@ The layout is that of `mlflow/store/tracking/file_store.py`, 1.30 to 3.17.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon import whole_file
+from ckptsurgeon import disk, whole_file
 from ckptsurgeon.logs import metrics, signals
 from ckptsurgeon.logs.metrics import SYSTEM
 from ckptsurgeon.logs.mlruns.metric_file import MetricFile, at_the_end, at_the_start
@@ -75,7 +74,7 @@ class RunFolder:
         """Name → file of what it has of `metrics`, `params` or `tags`; a link is left alone."""
         folder = self.path / kind
         found = {}
-        for here, inner, files in os.walk(folder):
+        for here, inner, files in disk.walk(folder):
             inner.sort()
             for path in (Path(here, name) for name in sorted(files)):
                 if path.is_file() and not path.is_symlink():
