@@ -129,7 +129,10 @@ def test_a_loop_with_a_saved_scheduler_is_held_to_its_curve(
     train_scheduled(root, 4, first=first, late=late)
     found = call(root, "verify", "--log", root / "out.txt", format=str(root / "own.yaml"))
     assert found.exit_code == 0, found.output
-    assert "verified: the trainer matches" in found.stdout and f"lr of update {7 + late}: " in found.stdout
+    assert (
+        "verified: the trainer matches" in found.stdout
+        and f"lr of update {7 + late}: " in found.stdout
+    )
     train_scheduled(root, 4, first=first, late=late, scheduler=False)
     found = call(root, "verify", "--log", root / "out.txt", format=str(root / "own.yaml"))
     assert found.exit_code == 4 and "mismatch" in found.stdout
