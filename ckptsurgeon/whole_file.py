@@ -12,6 +12,9 @@ from pathlib import Path
 MAX_RECORD = 512 << 20
 """Bytes of a receipt, a journal or a plan: the longest known, of 10,000 shards, have a tenth."""
 
+UNLIKE = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EAGAIN, errno.ENXIO)
+"""The errors that say of a FIFO, a device, a link or a file without end that it is no such file."""
+
 MAX_POINTER = 1 << 20
 PIECE = 1 << 16
 """Bytes by which a file may have grown, or of one whose size the kernel does not say."""

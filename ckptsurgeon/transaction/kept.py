@@ -8,6 +8,7 @@ a file without changing its time, but who sets the time back is not noticed, nor
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -86,7 +87,7 @@ def found(root: Path, inverse: Iterable[Inverse]) -> Found:
 def _status(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
@@ -229,9 +230,14 @@ def _sha256(path: Path) -> str:
 
 
 def read(path: Path) -> dict[str, Known]:
-    """The record, by name; empty where there is none, or none that can be read."""
+    """The record, by name; empty where there is none, or something else. Raises OSError where it
+    can't be read: then nothing says that nobody wrote to these files."""
     try:
         found: Any = json.loads(whole_file.read(path, whole_file.MAX_RECORD, follow=False))
         return {str(n): (int(size), int(at), str(sha)) for n, (size, at, sha) in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        return {}
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, *whole_file.UNLIKE):
+            raise
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        pass
+    return {}

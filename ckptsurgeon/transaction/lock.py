@@ -47,9 +47,6 @@ nothing."""
 MAX_BYTES = 1 << 16
 """Bytes of a record: its title is a sentence."""
 
-_NO_RECORD = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EAGAIN, errno.ENXIO)
-"""What `whole_file` says of a FIFO, a device, a link or a file without end."""
-
 
 @frozen
 class Holder:
@@ -338,7 +335,7 @@ def _read(path: Path) -> Holder | None:
         except (ValueError, TypeError, AttributeError, RecursionError):
             time.sleep(PAUSE_S)
         except OSError as error:
-            if error.errno not in _NO_RECORD:
+            if error.errno not in whole_file.UNLIKE:
                 raise
             return _UNREADABLE
     return _UNREADABLE

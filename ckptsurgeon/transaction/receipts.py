@@ -60,8 +60,8 @@ def _mentions(path: Path, words: Collection[str]) -> bool:
 def _mentions_once(path: Path, words: tuple[str, ...], *_: int) -> bool:
     try:
         text = whole_file.read(path, whole_file.MAX_RECORD)
-    except OSError:
-        return False
+    except OSError:  # what is wrong with it is said where it is read
+        return True
     return any(word.encode() in text for word in words)
 
 

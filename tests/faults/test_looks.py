@@ -15,6 +15,7 @@ import pytest
 from ckptsurgeon import disk
 from ckptsurgeon.cli.usage import from_system
 from ckptsurgeon.formats.step_folders import files_below
+from ckptsurgeon.transaction import kept
 from tests.faults.sweep import Stage, verdict
 from tests.faults.toy import SCENARIOS
 from tests.faults.world import Scenario
@@ -97,6 +98,25 @@ def test_a_folder_that_can_not_be_listed_is_not_empty(
     for act in [*logs, *steps]:
         with pytest.raises(OSError, match=os.strerror(reason)) if act in refused else nullcontext():
             act()
+
+
+def test_a_record_of_what_was_kept_that_can_not_be_read_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an undo would take a file that somebody wrote to for one that nobody did."""
+    record = tmp_path / kept.record_file("0001")
+    record.parent.mkdir(parents=True)
+    assert kept.rewritten(tmp_path, "0001", ["file"]) == []
+    record.write_text('{"file": [1, 1, ""]}')
+    (tmp_path / "file").write_text("other")
+    assert kept.rewritten(tmp_path, "0001", ["file"]) == ["file"]
+
+    def fail(*_: Any) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "read", fail)
+    with pytest.raises(OSError, match="Stale file handle"):
+        kept.rewritten(tmp_path, "0001", ["file"])
 
 
 def test_only_what_is_not_there_is_said_to_be_absent(tmp_path: Path) -> None:
