@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import count
 from ckptsurgeon.formats.layout import CountsSaves
-from ckptsurgeon.hints import command
+from ckptsurgeon.hints import Command, command
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.run.run import Run
 
@@ -189,7 +189,16 @@ def doubtful(step: int, logs: Sequence[Stream]) -> str:
 
 
 def cutting(run: Run, step: int) -> str:
-    """What cuts such logs at `step` all the same."""
+    """What cuts such logs at `step` all the same. The optimizer may count fewer updates than steps,
+    as it leaves out those that overflowed."""
     updates = run.format.updates(run.root, step) if isinstance(run.format, CountsSaves) else None
-    cut = command("truncate-logs", "--after", "N" if updates is None else updates, real=True)
-    return f"{cut} is for a log that counts {'what N counts' if updates is None else 'updates'}"
+    if updates is None:
+        return f"{_cut('N')} is for a log that counts what N counts"
+    if updates == step:
+        return f"{_cut(step)} is for a log that counts updates"
+    both = f"{_cut(updates)} is for a log that counts updates"
+    return f"{both}, {_cut(step)} for one that counts what the steps do"
+
+
+def _cut(after: object) -> Command:
+    return command("truncate-logs", "--after", after, real=True)

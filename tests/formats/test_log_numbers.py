@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -165,6 +166,38 @@ def test_epochs_beside_a_log_of_updates(tmp_path: Path, known: str) -> None:
     said = " ".join(plan.warnings)
     assert ("truncate-logs --after 12" in said) is (known == "optimizer")
     take_back(log.parent, before)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    logged=st.sampled_from(["updates", "the steps"]),
+    lost=st.integers(1, 9),
+    early=st.integers(30, 70),
+    back=st.integers(0, 2),
+)
+def test_each_command_that_is_named_cuts_the_log_that_it_is_for(
+    tmp_path_factory: pytest.TempPathFactory, logged: str, lost: int, early: int, back: int
+) -> None:
+    """Where the log ended early, and the optimizer leaves out some updates before each step."""
+    steps = {step: step - lost * step // 40 for step in (40, 80, 120, 160)}
+    root = tmp_path_factory.mktemp("run") / "run"
+    saved(root, steps, PAGE.replace("FIELDS", ""))
+    numbers = [steps[160] if logged == "updates" else 160, list(steps)[back]]
+    end, step = numbers[0] - early, numbers[1]
+    log = root / "metrics.csv"
+    log.write_text("step,loss\n" + "".join(f"{number},2.5\n" for number in range(1, end)))
+    plan = surgery.plan(Run.open(root), from_data({"rollback": {"to": step}}))
+    assume(named(plan))
+    cuts = " ".join(plan.warnings)
+    wanted = step if logged == "the steps" else steps[step]
+    found = re.search(
+        rf"--after (\d+) (?:is )?for (?:a log|one) that counts (?:what )?{logged}", cuts
+    )
+    assert found and int(found[1]) == wanted, cuts
+    assume(wanted < end - 1)
+    cut = surgery.plan(Run.open(root), from_data({"logs": {"after": int(found[1])}}))
+    surgery.apply(Run.open(root), cut)
+    assert left(log)[-1] == wanted
 
 
 @pytest.mark.parametrize("known", ["optimizer", "counter"])
