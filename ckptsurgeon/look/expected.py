@@ -63,6 +63,7 @@ def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
         epoch_steps=_epoch_steps(document) or _updates_of_an_epoch(run, step),
         skipped=next((p.value for p in _places(checkpoint, "skipped_steps")), None),
         steady_betas="betas" not in state.promise.one_step,
+        late=run.format.name == "transformers" and _in_config(checkpoint),
         remedy=tuple(_remedy(run, checkpoint, state, surgeries)),
         numbered=partial(said_after, run, step) if _named(run.format, state, step) else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from ckptsurgeon import Run, look, plan, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.look.listen import listen
 from ckptsurgeon.recipe.file import from_data
 from tests.support.deepspeed_engine import Options, build, live, make, process_group, resume
 from tests.support.deepspeed_schedulers import SECTIONS, as_planned, options
@@ -83,3 +85,29 @@ def test_a_schedule_that_the_saved_config_does_not_name_is_refused(tmp_path: Pat
     with pytest.raises(SurgeryError, match="saves only its position") as refused:
         plan(Run.open(tmp_path), from_data({"set": {"lr": 1e-4}}))
     assert "DeepSpeed config" in refused.value.next[0]
+
+
+@pytest.mark.parametrize("name", ["WarmupDecayLR", "WarmupCosineLR"])
+def test_inside_of_a_trainer_they_step_before_it_asks_for_the_rate(
+    tmp_path: Path, name: str
+) -> None:
+    """As the Trainer of transformers 5.24 printed under DeepSpeed 0.19.8: `engine.step()` steps the
+    schedule, and the line of an update has the rate of the next one."""
+    root = tmp_path / "run"
+    make(root / "checkpoint-6", options(name))
+    state = {"global_step": 6, "max_steps": 20, "epoch": 0.6}
+    (root / "checkpoint-6" / "trainer_state.json").write_text(json.dumps(state))
+    _, following, later = resume(root / "checkpoint-6", options(name))["rates"]
+    for rates, agree in (((following[0], later[0]), True), ((later[0], later[0] / 2), False)):
+        lines = [
+            f"{{'loss': '5.8', 'learning_rate': '{rate:.4g}', 'epoch': '{0.7 + i / 10:.4g}'}}\n"
+            for i, rate in enumerate(rates)
+        ]
+        (tmp_path / "out").write_text("".join(lines))
+        word = listen(Run.open(root), log=tmp_path / "out")
+        assert (word.differs == []) is agree, word
+        if agree:
+            assert word.agrees == [
+                "step 7", f"lr of update 8: {rates[0]:.4g}", f"lr of update 9: {rates[1]:.4g}",
+            ]  # fmt: skip
+            assert "lr of update 7" in word.not_said

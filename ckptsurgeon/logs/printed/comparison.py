@@ -48,6 +48,8 @@ class Expected:
     `batch_size` is that of the first update, and of those after it if `steady`. `epoch_steps` is
     how many updates an epoch has, `skipped` how many overflowed so far; the betas change at each
     update unless `steady_betas`. `remedy` is what makes a trainer that differs agree.
+    `late` says that an engine inside makes the step of the schedule before the trainer asks for
+    the rate, which then is the next update's whatever its release.
     `numbered` is the number under which a trainer that says a given one of a later update has the
     last update before the checkpoint, whose own number may count saves."""
 
@@ -61,6 +63,7 @@ class Expected:
     epoch_steps: float | None = None
     skipped: int | None = None
     steady_betas: bool = True
+    late: bool = False
     remedy: tuple[Hint, ...] = ()
     numbered: Callable[[int], int] | None = None
 
@@ -190,7 +193,10 @@ class Comparison:
         """The rates of `updates`, of which so many were left out: their schedule stood."""
         places = [k - left_out - self._passed_over(k) for k in updates]
         own = tuple(range(1 + (statement.skipped or 0)))  # it may be of one that overflowed itself
-        rates = (statement.lr, own), (statement.next_lr, (1,)), (statement.either_lr, (0, 1))
+        either: tuple[int, ...] = (0, 1)
+        if self.expected.late:
+            own = either = (1,)
+        rates = (statement.lr, own), (statement.next_lr, (1,)), (statement.either_lr, either)
         for number, later in rates:
             if number is not None:
                 self.has_rates = True
