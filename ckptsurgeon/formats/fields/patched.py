@@ -30,9 +30,10 @@ def plant(patch: dict[Key, Any], path: Sequence[Key | Each], new: New) -> None:
 
 def patched(tree: Any, patch: Mapping[Key, Any]) -> Any:
     """A copy of `tree` with the leaves of `patch`; nothing that it does not lead to is copied."""
-    if isinstance(tree, Object):
+    is_dict = isinstance(tree, dict)
+    if not is_dict and isinstance(tree, Object):
         return replace(tree, state=patched(tree.state, patch))
-    items = tree.copy() if isinstance(tree, dict) else dict(enumerate(tree))
+    items = tree.copy() if is_dict else dict(enumerate(tree))
     for key, new in patch.items():
         if not isinstance(new, New):
             items[key] = patched(items[key], new)
@@ -42,6 +43,6 @@ def patched(tree: Any, patch: Mapping[Key, Any]) -> Any:
             del items[key]
         else:
             items[key] = new.value
-    if isinstance(tree, dict):
+    if is_dict:
         return items
     return tuple(items.values()) if isinstance(tree, tuple) else list(items.values())

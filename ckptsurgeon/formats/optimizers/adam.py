@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckptsurgeon.formats.fields.values import StateDict
-from ckptsurgeon.formats.optimizers.table import TABLE, Known, candidates
+from ckptsurgeon.formats.optimizers.table import LARGEST, TABLE, Known, candidates
 
 NAMES = frozenset(
     {
@@ -18,7 +18,6 @@ NAMES = frozenset(
 GaLore and Fira, which can't be told from Adam by their keys, keep those of a projected gradient."""
 PLAIN = frozenset({"Adam", "AdamW", "FusedAdam", "CPUAdam"})
 """Those that move a weight by lr times m^ / (sqrt(v^) + eps), and its decay, and no further."""
-LARGEST = "max_exp_avg_sq"
 
 
 def is_adam(state_dict: StateDict, known: Known = TABLE) -> bool:

@@ -31,6 +31,8 @@ STEPS = frozenset({"step", "common_step"})
 """The count of updates, which optimizers keep here or there; `locate` finds it."""
 WAYS = frozenset({"capturable", "decoupled_weight_decay", "differentiable", "fused"})
 """Settings that newer versions added to optimizers of the same states."""
+LARGEST = "max_exp_avg_sq"
+"""What Adam keeps with `amsgrad` alone: without it nothing is missing."""
 COUNTED = frozenset(key for item in ENTRIES for key in item.counters)
 """The keys of groups that some optimizer counts in."""
 COMMON = frozenset(
@@ -251,7 +253,7 @@ def _group(item: Entry) -> set[str]:
 def _missing(item: Entry, state: frozenset[str], group: frozenset[str]) -> tuple[int, int]:
     """How many keys of the entry are not there, and how many of those that newer versions added.
     Nothing is missing of what is not saved at all: there may be no states, or no groups."""
-    usual = {key for key, start in item.state.items() if start != CONSTANT} - STEPS
+    usual = {key for key, start in item.state.items() if start != CONSTANT} - STEPS - {LARGEST}
     lacking = _group(item) - group if group else set()
     return len(usual - state if state else ()) + len(lacking - WAYS), len(lacking & WAYS)
 
