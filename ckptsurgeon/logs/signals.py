@@ -19,7 +19,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "lm-loss-training/lm loss", "lm loss", "loss_metrics/global_avg_loss", "train/CE loss",
         "train/loss", "train_loss", "training_loss", "lm_loss", "loss", "train/train_loss",
         "Train/loss", "Loss/train", "train_loss_step", "Train/Samples/train_loss", "trl",
-        "loss/train/total", "loss/out", "NLL Loss",
+        "loss/train/total", "loss/out", "NLL Loss", "total_loss",
     ),
     GRAD_NORM: (
         "grad-norm/grad-norm", "grad-norm", "grad_norm", "optim/total grad norm",

@@ -170,8 +170,9 @@ def _by_config(checkpoint: Checkpoint) -> ComputesRates | None:
 
 
 def _decides(checkpoint: Checkpoint) -> bool:
-    """Whether the saved schedule says the next rates: code does for a LambdaLR."""
-    return not any(torch_classes.kind(state) == "LambdaLR" for state in _schedulers(checkpoint))
+    """Whether the saved schedule says the next rates: for some classes code does."""
+    kinds = map(torch_classes.kind, _schedulers(checkpoint))
+    return not any(kind in torch_classes.BY_CODE for kind in kinds)
 
 
 def _factor(

@@ -17,7 +17,7 @@ from ckptsurgeon import Run
 from ckptsurgeon.formats import Checkpoint, Format, detect
 from ckptsurgeon.formats.described.copied import Copied
 from tests.formats.matrix import FORMATS
-from tests.support import cooled, described_runs, epoch_runs
+from tests.support import cooled, described_runs, detectron2_loop, epoch_runs
 from tests.support.conformance import LAWS
 
 pytestmark = [
@@ -40,6 +40,8 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "mmengine": described_runs.mmengine,
     "nanochat": described_runs.nanochat,
     "mmengine-epochs": partial(described_runs.mmengine, by="epoch"),
+    "detectron2": detectron2_loop.run,
+    "detectron2-plain": partial(detectron2_loop.run, plain=True),
 }
 """Format without a column in the table, or page → how a run is made. The pages that are not here
 take their library."""

@@ -182,8 +182,9 @@ class Trees:
                     continue
                 new, paths = change.new, iter((change.path,))
                 if new == ZEROS:  # a tensor stays what it is: its elements are in no tree
-                    scalar = [*map(_is_scalar, get_each(self.trees[file], change.path))]
-                    new, paths = 0, compress(change.paths(), scalar) if any(scalar) else iter(())
+                    saved = get_each(self.trees[file], change.path)
+                    number = [not isinstance(value, Tensor) for value in saved]
+                    new, paths = 0, compress(change.paths(), number) if any(number) else iter(())
                 for path in paths:
                     if path:
                         plant(patches.setdefault(file, {}), path, New(new))
@@ -256,9 +257,3 @@ def _apart(column: Column) -> Iterable[Any]:
     if kinds <= {int, float}:
         return {(type(value), value): value for value in column.values}.values()
     return column.values
-
-
-def _is_scalar(value: Any) -> bool:
-    if type(value) is Tensor and len(value.size) == 1:  # nearly always
-        return value.size[0] == 1
-    return not isinstance(value, Tensor) or value.numel == 1

@@ -91,6 +91,7 @@ def reschedule(
     if name in plateau.NAMES:
         return plateau.reschedule(checkpoint, values)
     groups = group_rates(checkpoint, places[0])
+    state = {"_last_lr": [group["lr"] for group in groups], **state}
     lacking = sorted(values.keys() - _kept(state))
     if lacking:
         again = values.keys() >= {"lr", "decay"} and values.get("position") == 0
@@ -140,10 +141,10 @@ def _refuse_other_rule(
     The class adds up the errors of its rates step by step, with rates in a tensor of float32 to a
     thousandth of the peak."""
     name = torch_classes.kind(state)
-    if "_last_lr" not in state:  # it was saved before torch 1.4
-        return
     if name == "OneCycleLR":
         now = one_cycle(state, groups, 1.0, {}).rates
+    elif name == torch_classes.MULTIPLIER:
+        now = torch_classes.multiplied(state)
     else:
         moved = "position" in values and name in MOVED
         now = _recomputed(state, 1.0, {"position": state["last_epoch"]} if moved else {}).rates
@@ -161,7 +162,7 @@ def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, An
         new = New([])
         now = bisect_right(state["_milestones"], state["last_epoch"])
         for i, inner in enumerate(state["_schedulers"]):
-            part = _recomputed(inner, factor, values)
+            part = _recomputed({"_last_lr": state["_last_lr"], **inner}, factor, values)
             new.state |= {("_schedulers", i, *path): value for path, value in part.state.items()}
             if i == now:
                 new.rates = part.rates
@@ -210,7 +211,8 @@ def _moved(state: Mapping[str, Any], values: Mapping[str, Any]) -> dict[tuple[Ke
     if "position" not in values:
         return {}
     counters: dict[tuple[Key, ...], Any] = {("last_epoch",): values["position"]}
-    return counters | ({("_step_count",): values["position"] + 1} if state["_step_count"] else {})
+    steps = state.get("_step_count")
+    return counters | ({("_step_count",): values["position"] + 1} if steps else {})
 
 
 def _share(state: Mapping[str, Any], now: int) -> float | None:
@@ -223,7 +225,7 @@ def _share(state: Mapping[str, Any], now: int) -> float | None:
         return float(state["gamma"] ** sum(n for at, n in passed.items() if at <= now))
     if name == "ExponentialLR":
         return float(state["gamma"] ** now)
-    if name == "LambdaLR":
+    if name in torch_classes.BY_CODE:
         return None
     end = state["total_iters"]
     done = min(1.0, now / end)
@@ -307,7 +309,7 @@ def group_rates(checkpoint: Checkpoint, scheduler: Place) -> list[dict[str, floa
                 rates[key] = float(value)
         out.append(rates)
     state = scheduler.value
-    saved = state.get("base_lrs", state.get("_last_lr"))
+    saved = state.get("base_lrs", state.get("_last_lr", out))
     if len(saved) != len(out):
         raise SurgeryError(
             f"the scheduler has {count(len(saved), 'rate')}, and the optimizer "
@@ -378,7 +380,7 @@ def _same(old: Any, new: Any) -> bool:
 
 def warnings_of(state: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
     out: list[str] = []
-    if "position" in values and torch_classes.kind(state) == "LambdaLR":
+    if "position" in values and torch_classes.kind(state) in torch_classes.BY_CODE:
         out.append(
             Caveat(
                 "what the lambda gives at the new position is in code: the next step keeps the "

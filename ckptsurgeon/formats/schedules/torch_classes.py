@@ -1,6 +1,7 @@
 """Which of torch's learning-rate schedulers saved a state: it names no class, but its keys do.
 
-Source: `torch/optim/lr_scheduler.py`, 2.4 to 2.13.
+Source: `torch/optim/lr_scheduler.py`, 2.4 to 2.13; of LRMultiplier, which is of torch's base class
+and saves two keys alone, `detectron2/solver/lr_scheduler.py` at 02b5c4e.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ KINDS: Mapping[str, frozenset[str]] = {
 """Class → what its state has beside COMMON and MOMENTUM. LambdaLR and SequentialLR are told by one
 key, ReduceLROnPlateau by `plateau`. One class is NeMo's, one ESPnet's and some are fairseq2's, on
 torch's base class."""
+MULTIPLIER = "LRMultiplier"
+"""detectron2's, which multiplies all of its base rates by one number that its code has."""
+BY_CODE = ("LambdaLR", MULTIPLIER)
+"""Those whose factor at a position only the trainer's code knows."""
 ENDS = ("T_max", "total_steps", "max_steps", "num_steps")
 """Where a state has the step at which the schedule ends."""
 MOMENTUM = frozenset({"use_beta1", "base_momentums", "max_momentums"})
@@ -63,6 +68,8 @@ def kind(schedule: Any) -> str:
         return ""
     if "lr_lambdas" in schedule:
         return "LambdaLR"
+    if schedule.keys() - {"_last_lr"} == {"base_lrs", "last_epoch"}:
+        return MULTIPLIER
     own = schedule.keys() - COMMON - MOMENTUM
     if own == nemo.SHARED:
         return nemo.ALIKE if nemo.is_alike(schedule) else ""
@@ -72,6 +79,13 @@ def kind(schedule: Any) -> str:
 def is_torch(schedule: Any) -> bool:
     """Whether a saved state is one of a scheduler of torch that can be edited."""
     return bool(kind(schedule))
+
+
+def multiplied(schedule: Mapping[str, Any]) -> list[float]:
+    """What LRMultiplier gives each group, by its largest last rate."""
+    base = [float(rate) for rate in schedule["base_lrs"]]
+    factor = max(map(float, schedule["_last_lr"])) / max(base)
+    return [rate * factor for rate in base]
 
 
 def words(schedule: Mapping[str, Any]) -> str:

@@ -61,7 +61,7 @@ def cooldown(checkpoint: Checkpoint, decay: Decay) -> tuple[list[Setting], list[
             values = fairseq2.decaying(name, state, decay, rates)
         else:
             values = {"last_epoch": 0, "base_lrs": rates, **_decaying(name, decay, top)}
-            values |= {"_step_count": 1} if state["_step_count"] else {}
+            values |= {"_step_count": 1} if state.get("_step_count") else {}
         changed: dict[tuple[Key, ...], Any] = {(key,): value for key, value in values.items()}
         changed["_last_lr",] = rates
         new = New(rates, changed, [{"lr": rate, "initial_lr": rate} for rate in rates])

@@ -48,13 +48,22 @@ def _in_text(path: Path, file: TextIO, speakers: Sequence[Family]) -> Iterator[L
     first = file.readline()
     if lightning.is_metrics(first):
         yield from lightning.rows(chain([first], file))
-    elif path.suffix == ".json":
+    elif path.suffix == ".json" and not _is_record(first):
         yield from _document(path, first + file.read(MAX_DOCUMENT))
     else:
         listener = Listener(speakers)
         for line in chain([first], file):
             yield from listener.feed(line)
         yield from listener.end()
+
+
+def _is_record(line: str) -> bool:
+    """Whether a file is of JSON lines by its first one, as detectron2's `metrics.json` is."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and "log_history" not in record
 
 
 def _unreadable(path: Path, error: OSError) -> UsageError:
