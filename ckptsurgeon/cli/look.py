@@ -72,11 +72,11 @@ def _loss(run: Run, common: Common) -> tuple[Sequence[Row], tuple[str, Hint] | N
     """The end of the loss, and what is wrong with it."""
     if (seen := _loss_tail(run)) is None:
         return (), None
+    from ckptsurgeon.look.loss_tail import STEP
     from ckptsurgeon.report.sparkline import headline, sparkline, unremarkable
-    from ckptsurgeon.run.log_numbers import counts_steps
 
     said = headline(seen)
-    saved = run.steps() if counts_steps(run, seen.steps[-1]) else []
+    saved = run.steps() if seen.word == STEP else []
     rows = sparkline(seen, saved, common.style.width - BESIDE)
     return [*rows, *([] if said else [unremarkable(seen)])], said
 

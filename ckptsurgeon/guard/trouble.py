@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from ckptsurgeon.guard.policy import COLD, DIVERGED, HUNG, NAN, Policy
@@ -58,7 +59,7 @@ def last_word(run: Run, also: Sequence[Path]) -> float:
 
 def logs(run: Run) -> Sequence[Path]:
     """The run's own logs."""
-    return [*run.logs.files(), *histories(run)]
+    return [*run.logs.files(), *chain.from_iterable(histories(run))]
 
 
 def written(files: Iterable[Path]) -> float:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -69,12 +69,32 @@ def of_points(path: Path, points: Iterable[Mapping[str, float]], own: Mapping[st
     return of_rows(_known(path, points, own, None), path)
 
 
-def of_history(path: Path, own: Mapping[str, str]) -> Curves:
-    """The same, of a file that nobody named and that lies in a run: nothing waits for it, and it
-    has at most `MAX_DOCUMENT` bytes."""
-    with _readable(path):
-        rows, notes = _read(path, _text(whole_file.read(path, MAX_DOCUMENT)), own, None)
-    return replace(of_rows(rows, path), notes=notes)
+def of_history(starts: Sequence[Path], own: Mapping[str, str]) -> Curves:
+    """The same, of files that nobody named and that lie in a run, as `joined`: nothing waits for
+    them, and each has at most `MAX_DOCUMENT` bytes. Raises UsageError for the last of them."""
+    notes: list[str] = []
+
+    def read(path: Path) -> list[Row]:
+        with _readable(path):
+            text = _text(whole_file.read(path, MAX_DOCUMENT))
+            rows, said = _read(path, text, own, None)
+        notes.extend(said)
+        return rows
+
+    return replace(of_rows(joined(starts, read), starts[-1]), notes=tuple(notes))
+
+
+def joined(starts: Sequence[Path], read: Callable[[Path], list[Row]]) -> list[Row]:
+    """The rows of files that a trainer began one at each start, in order, from the last one that
+    began the training anew on. Of those before the last one only what can be read."""
+    rows = read(starts[-1])
+    for path in reversed(starts[:-1]):
+        with contextlib.suppress(UsageError):
+            older = read(path)
+            if not rows or not older or older[0][0] >= rows[0][0]:
+                break
+            rows = [*older, *rows]
+    return rows
 
 
 def at_the_end(path: Path, most: int) -> tuple[list[Row], bool]:

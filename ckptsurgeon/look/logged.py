@@ -38,7 +38,7 @@ def own(
     if LOSS in read.kept:
         return read
     unclear: list[str] = []
-    histories_ = (partial(rows.of_history, path, tags) for path in histories(run))
+    histories_ = (partial(rows.of_history, starts, tags) for starts in histories(run))
     points = (partial(_of_points, source, tags) for source in run.log_sources())
     for other_log in (*histories_, *points):
         try:
@@ -79,7 +79,7 @@ def kept_by(run: Run, id: str, after: int) -> Branch:
         *found.found(databases, run.root, run.logs.tracker_runs()),
     ]
     stored = dict.fromkeys(own for file in files if (own := stored_run(str(file))) is not None)
-    histories = (partial(rows.of_history, path, {}) for path in tables)
+    histories = (partial(rows.of_history, [path], {}) for path in tables)
     points = (partial(rows.of_points, own.path, own.points(), {}) for own in sources)
     metrics = (
         partial(rows.of_points, folder, RunFolder(folder).values(), {})

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats.fields.constants import TRAINER_STATE
@@ -22,11 +24,16 @@ from ckptsurgeon.logs.tensorboard.frame import Opened, first_good
 from ckptsurgeon.logs.tensorboard.scalars import few
 from ckptsurgeon.look.histories import histories
 from ckptsurgeon.plans.frozen import frozen
+from ckptsurgeon.run.log_numbers import counts_steps
 from ckptsurgeon.run.run import Run
+
+if TYPE_CHECKING:
+    from ckptsurgeon.logs.curves import Row
 
 BYTES = 2 << 20 if event_file.native is not None else 256 << 10
 """Bytes that are read in all: some 700 steps of a trainer that logs 35 tags."""
 FILES = 4
+STEP, NUMBER = "step", "log number"
 STATE, LINES = 8 << 20, 256 << 10
 """Bytes of a `trainer_state.json`, some 50,000 points, and of lines, some 4,000."""
 
@@ -34,17 +41,26 @@ STATE, LINES = 8 << 20, 256 << 10
 @frozen
 class LossTail:
     """Steps, ascending, and the loss at them; at least one. `whole`: these are all points that the
-    run's logs hold, in one training that never went back."""
+    run's logs hold, in one training that never went back. `word` is what a step is called: where it
+    is not known that the log counts steps, it is a number of the log."""
 
     steps: Sequence[int]
     values: Sequence[float]
     whole: bool = False
+    word: str = STEP
 
 
 def loss_tail(run: Run) -> LossTail | None:
     """The last points of the loss in the run's event files, or else in what its trainer logged
     beside them, as `logged.own`; None where no tag is known to be it. Damage ends what is read of
     a file."""
+    seen = _events(run) or _history(run)
+    if seen is None or counts_steps(run, seen.steps[-1]):
+        return seen
+    return replace(seen, word=NUMBER)
+
+
+def _events(run: Run) -> LossTail | None:
     files = _event_files(run)
     newest = _newest(files)
     points: list[tuple[int, float]] = []
@@ -61,25 +77,33 @@ def loss_tail(run: Run) -> LossTail | None:
             whole = whole and i == len(newest)
             break
     if not points:
-        return _history(run)
+        return None
     steps, values = zip(*points, strict=True)
     return LossTail(steps, values, whole and len(tags) == 1)
 
 
 def _history(run: Run) -> LossTail | None:
     """The last rows of the first history that has a loss."""
-    for path in histories(run):
+    for starts in histories(run):
         from ckptsurgeon.logs import curves, rows
 
+        whole: list[bool] = []
+
+        def read(path: Path, whole: list[bool] = whole) -> list[Row]:
+            most = STATE if path.name == TRAINER_STATE else LINES
+            end, all_ = rows.at_the_end(path, most)
+            whole.append(all_)
+            return end
+
         with contextlib.suppress(UsageError):
-            read, whole = rows.at_the_end(path, STATE if path.name == TRAINER_STATE else LINES)
-            kept, left = curves.trained(read)
+            kept, left = curves.trained(rows.joined(starts[-FILES:], read))
             losses, norms = (
                 {step: values[name] for step, values, _ in kept if name in values}
                 for name in (LOSS, GRAD_NORM)
             )
             if losses:
-                return LossTail(list(losses), _unfiltered(losses, norms), whole and not left)
+                every = all(whole) and len(starts) <= FILES and not left
+                return LossTail(list(losses), _unfiltered(losses, norms), every)
     return None
 
 

@@ -179,6 +179,7 @@ def schedule(state: State) -> str:
 
 def _events(run: Run) -> list[Row]:
     from ckptsurgeon.logs.event_folder import EventFolder
+    from ckptsurgeon.run.log_numbers import counts_steps
 
     rows = []
     for source in run.log_sources():
@@ -186,7 +187,9 @@ def _events(run: Run) -> list[Row]:
         files = sum(1 for _ in source.path.glob(f"*{EVENTS}*")) if events else 0
         for stream in source.streams():
             notes = [count(files, "file")] if events else []
-            notes += [] if stream.last is None else [f"to step {stream.last}"]
+            if stream.last is not None:
+                word = "step" if counts_steps(run, stream.last, stream.each) else "number"
+                notes.append(f"to {word} {stream.last}")
             rows.append(Row("events" if events else "log", clean(stream.name), ", ".join(notes)))
     gone = [f"{clean(name)} is not there" for name in run.logs.lacking()]
     rows += [Row("events", what, "which ckptsurgeon.yaml names") for what in gone]

@@ -48,7 +48,7 @@ def sparkline(seen: LossTail, saved: Sequence[int], room: int = WIDTH) -> list[R
         if first <= step <= last:
             ticks[place(step)] = SAVED
     rows = [Row("loss", "".join(_bar(mean, floor, top) for mean in means))]
-    said = f"steps {first} to {last}: {words if finite else _lost(shown)}"
+    said = f"{seen.word}s {first} to {last}: {words if finite else _lost(shown)}"
     if SAVED in ticks:
         rows.append(Row("loss", "".join(ticks).rstrip()))
         said += f"   {SAVED} a saved step"
@@ -68,11 +68,11 @@ def headline(seen: LossTail) -> tuple[str, Hint] | None:
     back = command("advise", why="where to go back to, and what others did")
     look = command("advise", why="says if it diverged")
     if (step := broken(seen)) is not None:
-        return f"the loss diverged: {_lost(seen)} from step {step} on", back
+        return f"the loss diverged: {_lost(seen)} from {seen.word} {step} on", back
     if (step := diverged(seen)) is not None:
         rise = risen(seen)
         size = "" if rise is None else f": {rise.best:.3g} → {rise.now:.3g}"
-        return f"the loss diverged at step {step}{size}", back
+        return f"the loss diverged at {seen.word} {step}{size}", back
     lost = [
         step
         for step, value in zip(seen.steps, seen.values, strict=True)
@@ -80,10 +80,13 @@ def headline(seen: LossTail) -> tuple[str, Hint] | None:
     ]
     if lost:
         many = f"{len(lost)} of the last {count(len(seen.values), 'point')}"
-        many += f", the last at step {lost[-1]}"
+        many += f", the last at {seen.word} {lost[-1]}"
         return f"the loss is {_lost(seen)} at {many}", look
     if (rise := risen(seen)) is not None:
-        return f"the loss rose after step {rise.step}: {rise.best:.3g} → {rise.now:.3g}", look
+        return (
+            f"the loss rose after {seen.word} {rise.step}: {rise.best:.3g} → {rise.now:.3g}",
+            look,
+        )
     return None
 
 
@@ -106,7 +109,7 @@ def unremarkable(seen: LossTail) -> Row:
         return Row("advise", f"too few points of the loss for a glance: {points}")
     if ends.calm:
         return Row("advise", f"the loss is at its best level of the last {count(points, 'point')}")
-    said = f"the loss is {ends.above:.2g} above its best level, that of step {ends.step}"
+    said = f"the loss is {ends.above:.2g} above its best level, that of {seen.word} {ends.step}"
     return Row("advise", said, text(command("advise", why="says if it diverged")))
 
 

@@ -73,6 +73,42 @@ def test_a_glance_has_the_points_that_advise_judges(
     assert not (seen.whole and read.left)
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=4),
+    st.sampled_from(HISTORIES[1:]),
+    st.sampled_from(["version_{}", "run-{:02}", "2026113{}"]),
+)
+@pytest.mark.long
+def test_logs_that_each_start_began_are_read_as_one(
+    tmp_path: Path, starts: list[tuple[int, int]], name: str, folders: str
+) -> None:
+    """As one file has them that each start goes on with; but a start that begins where the one
+    before it did, or sooner, is another training."""
+    rows = [
+        [{"step": first + k, "loss": 1.0 + k + 10 * start} for k in range(points)]
+        for start, (first, points) in enumerate(starts)
+    ]
+    anew = [k for k in range(1, len(rows)) if rows[k][0]["step"] <= rows[k - 1][0]["step"]]
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        apart, whole = make_run(Path(folder) / "apart"), make_run(Path(folder) / "whole")
+        for start, entries in enumerate(rows):
+            log = apart / "logs" / folders.format(start)
+            log.mkdir(parents=True)
+            write(log, name, entries)
+        (whole / "logs" / "version_0").mkdir(parents=True)
+        lasting = [entry for start in rows[max(anew, default=0) :] for entry in start]
+        write(whole / "logs" / "version_0", name, lasting)
+        for root in (apart, whole):
+            for path in root.glob("**/trainer_state.json"):
+                path.unlink()
+        seen, read = loss_tail(Run.open(apart)), own(Run.open(apart), {})
+        once, expected = loss_tail(Run.open(whole)), own(Run.open(whole), {})
+    assert seen == once and seen is not None
+    assert read.kept["loss"].steps.tolist() == expected.kept["loss"].steps.tolist()
+    assert read.kept["loss"].values.tolist() == expected.kept["loss"].values.tolist()
+
+
 @pytest.mark.parametrize("name", HISTORIES[1:])
 def test_of_a_long_history_the_end_is_read(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
