@@ -227,6 +227,7 @@ class Hyperparameters(Section):
             setter.loss_scale(values["loss_scale"])
         if "lr" in values:
             setter.warn_leap(values["lr"])
+        setter.warn_moving(values.keys())
         counters = {key: value for key, value in values.items() if key in COUNTERS}
         changes, warnings = counter_changes(run, checkpoint, counters, self.position is not None)
         ramp = ramp_of(self.rampup, self.batch_size)

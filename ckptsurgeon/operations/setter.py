@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
@@ -12,7 +13,9 @@ from ckptsurgeon.formats.capabilities import AdjustsGroups, SetsAnew
 from ckptsurgeon.formats.schedules.check import refuse_computed
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.place_changes import PlaceChanges
+from ckptsurgeon.plans.promise import Caveat, Promise
 from ckptsurgeon.run.run import Run
+from ckptsurgeon.transaction.receipts import standing
 
 SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style", "position")
 OF_ADAM = ("beta1", "beta2", "eps", "weight_decay")
@@ -21,6 +24,13 @@ LEAP = 10.0
 """A peak that grows by at least this factor gets a warning."""
 FALL = 1000.0
 """A peak that shrinks by at least this factor gets one, too."""
+MOVED: Mapping[str, Callable[[Promise], float | None]] = {
+    "lr": lambda promise: promise.lr,
+    "weight_decay": lambda promise: max(promise.weight_decay or (), default=None),
+    "beta1": lambda promise: None if promise.betas is None else promise.betas[0],
+    "beta2": lambda promise: None if promise.betas is None else promise.betas[1],
+}
+"""What code may move from update to update, as a step has it."""
 
 
 def short(value: object) -> str:
@@ -149,6 +159,27 @@ class Setter(PlaceChanges):
             return
         share = f"rises to {lr / peak:,.0f}" if lr > peak else f"falls to {lr / peak:.3g}"
         self.warnings.append(f"the peak {share} times what it was: {peak:.3e} → {lr:.3e}")
+
+    def warn_moving(self, keys: Collection[str]) -> None:
+        """A value that moved since the step before, by nothing that was saved: code moves it, and
+        may replace the new one. Nothing is said of a trainer whose loader was asked, nor of what a
+        surgery has set."""
+        promise, steps = self.checkpoint.state().promise, self.run.steps()
+        earlier = [step for step in steps if step < self.checkpoint.step]
+        if promise.asked or not earlier or self.checkpoint.locate("scheduler"):
+            return
+        with contextlib.suppress(SurgeryError):
+            before = self.run.checkpoint(earlier[-1]).state().promise
+            done = [receipt.recipe.get("set") or {} for receipt in standing(self.run.receipts())]
+            for key in MOVED.keys() & keys:
+                old, now = MOVED[key](before), MOVED[key](promise)
+                if old is None or now is None or old == now or any(key in item for item in done):
+                    continue
+                text = (
+                    f"{key} was {old:.4g} at step {earlier[-1]} and is {now:.4g} here, and no "
+                    "scheduler is saved: where the trainer's code makes it, set it there"
+                )
+                self.warnings.append(Caveat(text, key, known=False))
 
     def _places(self, name: str, advice: str) -> Sequence[Place]:
         places = self.checkpoint.locate(name)
