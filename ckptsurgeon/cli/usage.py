@@ -98,7 +98,7 @@ def from_click(error: Any, words: Sequence[str], known: Collection[str]) -> Usag
     if isinstance(error, Refused):
         return UsageError(error.message, next=help)
     if isinstance(error, Unexpected):
-        return _unexpected(error.words, words, path, help)
+        return _two_commands(words, known) or _unexpected(error.words, words, path, help)
     if isinstance(error, NoSuchCommand):
         near = _command(error.name, error.known, words)
         return UsageError(f"no such command {error.name!r}", next=near or help)
@@ -111,6 +111,20 @@ def from_click(error: Any, words: Sequence[str], known: Collection[str]) -> Usag
         given = shell(["ckptsurgeon", *words, lacking.opts[0], lacking.metavar])
         hints.insert(0, given)
     return UsageError(what[:1].lower() + what[1:], next=hints)
+
+
+def _two_commands(words: Sequence[str], known: Collection[str]) -> UsageError | None:
+    """What to say of two commands in one line; None where `words` name one."""
+    first, *others = [i for i, word in enumerate(words) if word in known] or [0]
+    if not others:
+        return None
+    return UsageError(
+        f"two commands in one line: {words[first]} and {words[others[0]]}",
+        next=[
+            shell(["ckptsurgeon", *words[: others[0]]]),
+            shell(["ckptsurgeon", *words[:first], *words[others[0] :]]),
+        ],
+    )
 
 
 def _unexpected(extra: Sequence[str], words: Sequence[str], path: str, help: Hint) -> UsageError:

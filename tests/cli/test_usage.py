@@ -189,6 +189,8 @@ def test_a_finished_plan_takes_no_overrides(surgeon: Surgeon, tmp_path: Path) ->
         ("status --foo", "no such option: --foo", "ckptsurgeon status --help"),
         ("completion", "no such command 'completion'", "ckptsurgeon --help"),
         ("status 50", "`ckptsurgeon status` takes no argument 50", "ckptsurgeon status --help"),
+        ("-C a rollback --to 8 set-lr 0.5x", "two commands in one line: rollback and set-lr",
+         "ckptsurgeon -C a rollback --to 8"),
         ("verify --level 5", "'--level' must be at most 4",
          "ckptsurgeon verify --help"),
         ("verify --level", "option '--level' requires an argument", "ckptsurgeon verify --help"),
