@@ -170,15 +170,15 @@ def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, An
         return new
     if name in fairseq2.KINDS:
         rates, changed = fairseq2.recomputed(name, state, factor, values)
-        return New(rates, {**changed, **_moved(state, values)})
+        return New(rates, {**changed, **torch_classes.moved(state, values)})
     if name in (nemo.NAME, espnet.NAME):
         rates, changed = (nemo if name == nemo.NAME else espnet).recomputed(state, factor, values)
-        return New(rates, {**changed, **_moved(state, values)})
+        return New(rates, {**changed, **torch_classes.moved(state, values)})
     if name == nemo.ALIKE:
         nemo.refuse_other_kinds(state)
     base = [float(rate) * factor for rate in state["base_lrs"]]
     floor = float(values.get("min_lr", state.get("eta_min", 0.0)))
-    changed = {("base_lrs",): base, **_moved(state, values)}
+    changed = {("base_lrs",): base, **torch_classes.moved(state, values)}
     now = values.get("position", state["last_epoch"])
     if "eta_min" in state:
         refuse_low_peak(max(base, default=0.0), floor)
@@ -204,15 +204,6 @@ def _recomputed(state: Mapping[str, Any], factor: float, values: Mapping[str, An
             rates = [rate * moved for rate in base]
     changed["_last_lr",] = rates
     return New(rates, changed)
-
-
-def _moved(state: Mapping[str, Any], values: Mapping[str, Any]) -> dict[tuple[Key, ...], Any]:
-    """The two counters of a scheduler at its wanted position: one step is made at its birth."""
-    if "position" not in values:
-        return {}
-    counters: dict[tuple[Key, ...], Any] = {("last_epoch",): values["position"]}
-    steps = state.get("_step_count")
-    return counters | ({("_step_count",): values["position"] + 1} if steps else {})
 
 
 def _share(state: Mapping[str, Any], now: int) -> float | None:
@@ -252,7 +243,7 @@ def one_cycle(
     if "decay" in values:
         ends[-1] = values["decay"] - 1
         changed["total_steps",] = values["decay"]
-    changed |= _moved(state, values)
+    changed |= torch_classes.moved(state, values)
     now = values.get("position", state["last_epoch"])
     beyond = ends[-1] < now and bool(values.keys() & {"decay", "position"})
     # A cycle of three steps has a warm-up that ends at -0.1: torch makes it, and trains on.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptsurgeon.formats.schedules import espnet, fairseq2, nemo, plateau
+from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.plans.promise import Caveat
 
 COMMON = frozenset(
@@ -86,6 +87,16 @@ def multiplied(schedule: Mapping[str, Any]) -> list[float]:
     base = [float(rate) for rate in schedule["base_lrs"]]
     factor = max(map(float, schedule["_last_lr"])) / max(base)
     return [rate * factor for rate in base]
+
+
+def moved(schedule: Mapping[str, Any], values: Mapping[str, Any]) -> dict[tuple[Key, ...], Any]:
+    """The two counters of a scheduler at its wanted position: one step is made at its birth."""
+    if "position" not in values:
+        return {}
+    counters: dict[tuple[Key, ...], Any] = {("last_epoch",): values["position"]}
+    if schedule.get("_step_count"):
+        counters["_step_count",] = values["position"] + 1
+    return counters
 
 
 def words(schedule: Mapping[str, Any]) -> str:
