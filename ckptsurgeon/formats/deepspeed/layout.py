@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ckptsurgeon.formats.deepspeed.optimizer import EXPERTS, OPTIM
 from ckptsurgeon.formats.deepspeed.parallel import absent_layers
 from ckptsurgeon.formats.deepspeed.shards import MODEL
 from ckptsurgeon.formats.fields.constants import TRACKER, TRAINER_STATE
-from ckptsurgeon.formats.fields.shard_files import KEPT_SCANS, read_shards
+from ckptsurgeon.formats.fields.shard_files import KEPT_SCANS, parsing, read_shards
 from ckptsurgeon.formats.fields.understood import MAX_RANKS, is_count, problem, understood
 from ckptsurgeon.formats.fields.values import Hazard, State
 from ckptsurgeon.formats.layout import Format, HasHazards, NamesElsewhere, NamesMore
@@ -103,12 +104,12 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
             whole = universal.complete(checkpoint)
             return [] if whole else [f"zero/{universal.GLOBAL}"]
         names = _names(checkpoint)
-        first = self._first(checkpoint, names)
-        if first is None:
-            return ["mp_rank_00_model_states.pt", *absent_layers(names, {})]
-        lacking = [name for name in _expected(first, names) if name not in names]
-        with understood(checkpoint):
-            return lacking + absent_layers(names, first.tree())
+        with self._first(checkpoint, names) as first:
+            if first is None:
+                return ["mp_rank_00_model_states.pt", *absent_layers(names, {})]
+            lacking = [name for name in _expected(first, names) if name not in names]
+            with understood(checkpoint):
+                return lacking + absent_layers(names, first.tree())
 
     def strays(self, run: Path, step: int) -> list[str]:
         """Shards of ranks beyond the world sizes, or of another precision than the others."""
@@ -116,8 +117,8 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
         if checkpoint == universal.folder(run, step):
             return []
         names = _names(checkpoint)
-        first = self._first(checkpoint, names)
-        expected = set() if first is None else set(_expected(first, names))
+        with self._first(checkpoint, names) as first:
+            expected = set() if first is None else set(_expected(first, names))
         ranked = (n for n in sorted(names) if MODEL.fullmatch(n) or OPTIM.fullmatch(n))
         return [
             f"{name}: belongs to no rank of this checkpoint"
@@ -125,15 +126,23 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
             if name not in expected
         ]
 
-    def _first(self, checkpoint: Path, names: Collection[str]) -> Archive | None:
-        """The archive of the first model file; None without one."""
+    @contextmanager
+    def _first(self, checkpoint: Path, names: Collection[str]) -> Iterator[Archive | None]:
+        """The archive of the first model file; None without one. Of several steps that are asked at
+        once few have a scan in memory."""
         name = min((name for name in names if MODEL.fullmatch(name)), default=None)
-        if name is None:
-            return None
         known = self._scanned
-        if known is None or known.path != checkpoint / name or not known.is_current():
-            known = self._scanned = _scanned(checkpoint / name)
-        return known
+        with ExitStack() as parsed:
+            if name is None:
+                known = None
+            elif known is None or known.path != checkpoint / name or not known.is_current():
+                with Archive.opening(checkpoint / name) as known:
+                    size = known.record(PICKLE).size
+                    parsed.enter_context(parsing(size))
+                    if size <= KEPT_SCANS:
+                        known.scan(keep=True)
+                self._scanned = known
+            yield known
 
     def pointer_files(self, run: Path) -> list[Path]:
         """`latest`, or `latest_universal` in a run of universal copies alone; Megatron's tracker in
@@ -236,16 +245,11 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
                 files += [copy / n for n in sorted(_names(copy)) if MODEL.fullmatch(n)]
             files += universal.shards(copy)
         files = [path for path in files if path not in without]
-        known = None if without else self._first(checkpoint, names)
+        known = None
+        if not without:
+            with self._first(checkpoint, names) as known:
+                pass
         return DeepSpeedCheckpoint(checkpoint, step, *read_shards(files, known))
-
-
-def _scanned(path: Path) -> Archive:
-    """The archive of the file that is at `path`."""
-    with Archive.opening(path) as archive:
-        if archive.record(PICKLE).size <= KEPT_SCANS:
-            archive.scan(keep=True)
-        return archive
 
 
 def _expected(first: Archive, names: Collection[str]) -> list[str]:
