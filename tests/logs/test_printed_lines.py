@@ -17,6 +17,7 @@ from ckptsurgeon.logs.printed import (
     lightning,
     megatron,
     metaseq,
+    mmengine,
     nanotron,
     olmo_core,
     open_clip,
@@ -155,6 +156,20 @@ def test_the_trainer_of_hugging_face_says_its_epoch_and_not_its_step() -> None:
     assert told(old) == {"epoch": "0.5", "either_lr": "2e-05"}
     for line in ("{'eval_loss': 3.0, 'epoch': 0.5}", "{'learning_rate': __import__('os')}", "{'"):
         assert transformers.read(line) is None
+
+
+def test_mmengine_says_the_rate_of_its_own_update() -> None:
+    """Lines of XTuner 0.2.0 with MMEngine 0.10.6, one by epochs, and an object of its log."""
+    head, tail = "11/30 07:10:59 - mmengine - INFO - ", "  eta: 0:00:00  time: 0.1686"
+    line = f"{head}Iter(train) [ 5/10]  lr: 8.5355e-05{tail}  grad_norm: 2.2532  loss: 5.8720"
+    said = {"step": 5, "lr": "8.5355e-05", "loss": "5.8720", "grad_norm": "2.2532"}
+    assert told(mmengine.read(line)) == said
+    epochs = f"{head}Epoch(train)  [ 2][ 3/10]  base_lr: 1.0000e-03 lr: 8.5355e-05{tail}"
+    assert told(mmengine.read(epochs)) == {"step": 13, "lr": "8.5355e-05"}
+    said = told(mmengine.read('{"lr": 8.535533905932738e-05, "loss": 5.8, "iter": 5, "step": 5}'))
+    assert said == {"step": 5, "lr": "8.53553391e-05"}
+    for other in ('{"acc": 0.5, "step": 1, "iter": 3}', f"{head}Iter(val) [1/2]  acc: 1.0", "{"):
+        assert mmengine.read(other) is None
 
 
 def test_ms_swift_says_its_step_and_the_rate_of_the_next_update() -> None:

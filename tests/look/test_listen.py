@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from ckptsurgeon import Run
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.look.listen import listen
+from tests.support.described_runs import mmengine
 from tests.support.event_logs import write_log
 from tests.support.lightning_files import lightning
 from tests.support.surgeries import operate
@@ -30,6 +32,16 @@ def test_what_an_attic_keeps_is_no_word_of_the_trainer(tmp_path: Path) -> None:
     word = listen(Run.open(root), folder=tmp_path)
     assert word.differs == []
     assert "lr of update 3: 5e-4" in word.agrees
+
+
+def test_lines_of_json_are_read_whatever_the_file_is_called(tmp_path: Path) -> None:
+    """As MMEngine's `vis_data/scalars.json`."""
+    root = mmengine(tmp_path / "run")
+    log = tmp_path / "scalars.json"
+    rows = [json.dumps({"lr": 1e-3, "loss": 5.5, "iter": n, "step": n}) for n in (7, 8)]
+    log.write_text("\n".join([*rows, '{"acc": 0.5, "step": 2}', ""]))
+    word = listen(Run.open(root), log=log)
+    assert word.differs == [] and word.agrees[:2] == ["step 7", "lr of update 7: 0.001"]
 
 
 def test_a_trainer_that_is_known_is_read_by_its_own_numbers(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from ckptsurgeon.logs.printed import (
     lightning,
     megatron,
     metaseq,
+    mmengine,
     nanotron,
     olmo_core,
     open_clip,
@@ -50,6 +51,7 @@ LIGHTNING = Family(
 VERL = Family(verl.NAME, verl.read, verl.POINTS)
 FAIRSEQ2 = Family(fairseq2.NAME, fairseq2.read, fairseq2.POINTS, fairseq2.PREFIXES)
 OPEN_CLIP = Family(open_clip.NAME, open_clip.read, open_clip.POINTS, late=open_clip.LATE)
+MMENGINE = Family(mmengine.NAME, mmengine.read, mmengine.POINTS)
 OWN = Family(own_loop.NAME, own_loop.read, own_loop.POINTS)
 """Heard where no other one says anything: its names are those that anybody may use."""
 COMPOSER = Family(composer.NAME, composer.read, composer.POINTS, composer.PREFIXES, composer.LATE)
@@ -68,6 +70,8 @@ FAMILIES: Mapping[str, Sequence[Family]] = {
     "open-clip": (OPEN_CLIP,),
     "composer": (COMPOSER,),
     "composer-sharded": (COMPOSER,),
+    "mmengine": (MMENGINE,),
+    "mmengine-epochs": (MMENGINE,),
 }
 """Format → who may have saved it; the first one that reads a line has it."""
 
