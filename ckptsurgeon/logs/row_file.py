@@ -17,6 +17,7 @@ from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
 from ckptsurgeon.logs.origin import Numbers
+from ckptsurgeon.logs.printed.loguru import said
 from ckptsurgeon.logs.source import (
     Carry,
     Counted,
@@ -178,7 +179,7 @@ def head(path: Path) -> Iterator[Mapping[str, Any]]:
     with path.open("rb") as file:
         beginning = file.read(END)
     for each in _records(io.BytesIO(beginning), every=True):
-        yield each.item
+        yield said(each.item)
 
 
 def ending(path: Path, own: str | None = None) -> list[int]:
@@ -191,7 +192,9 @@ def ending(path: Path, own: str | None = None) -> list[int]:
         end = file.read(END)
     if start > len(head):
         end = end.partition(b"\n")[2]
-    steps = (signals.point(each.item, own)[0] for each in _records(io.BytesIO(head + end), own))
+    steps = (
+        signals.point(said(each.item), own)[0] for each in _records(io.BytesIO(head + end), own)
+    )
     return [step for step in steps if step is not None]
 
 
@@ -273,7 +276,9 @@ class _Index:
                     end += len(record.line)
                     self.header |= record.header
                     named = not record.header
-                    step, wall = signals.point(record.item, own) if named else (None, math.nan)
+                    step, wall = (
+                        signals.point(said(record.item), own) if named else (None, math.nan)
+                    )
                     ends.append(end)
                     steps.append(trail.NONE if step is None else step)
                     walls.append(wall)

@@ -25,6 +25,7 @@ from ckptsurgeon.logs import signals
 from ckptsurgeon.logs.curves import Curves, Row, of_rows
 from ckptsurgeon.logs.printed import open_clip
 from ckptsurgeon.logs.printed.families import every
+from ckptsurgeon.logs.printed.loguru import said
 from ckptsurgeon.logs.printed.pairs import counted, entry, first_count, pairs
 from ckptsurgeon.logs.printed.points import MAX_DOCUMENT
 from ckptsurgeon.logs.printed.stated import LoggedUpdate
@@ -281,7 +282,7 @@ def _object(line: str) -> dict[str, Any] | None:
         item = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return item if isinstance(item, dict) else None
+    return {**said(item)} if isinstance(item, dict) else None
 
 
 # --- printed lines -------------------------------------------------------------------------------
