@@ -51,6 +51,19 @@ def exported(folder: Path, *steps: int) -> None:
         (folder / f"global_step{step}_hf" / "model.safetensors").write_bytes(b"weights")
 
 
+def test_a_save_of_the_best_evaluation_leaves_with_its_step(trained: Trained) -> None:
+    """Else the clean-up would rank it, by a metric of the branch that is abandoned."""
+    root = scored(trained(), 2, 4, 6, 8)
+    for step in (2, 5, 6):
+        shutil.copytree(root / "global_step4", root / f"best_global_step{step}")
+    exported(root, 6)
+    assert Run.open(root).steps() == [2, 4, 6, 8]
+    before = snapshot(root)
+    operate(root, {"rollback": {"to": 4}})
+    assert {path.name for path in root.glob("best_*")} == {"best_global_step2"}
+    take_back(root, before)
+
+
 def test_an_export_leaves_with_its_step(trained: Trained) -> None:
     """Also one whose step a clean-up has removed since; those of steps that stay, stay."""
     root = scored(trained(), 4, 8)

@@ -70,17 +70,19 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
         return copy if copy.name in folders_in(run) and not shards.is_dir() else shards
 
     def entries(self, run: Path, step: int) -> list[Path]:
-        """The folder, the universal copy beside it, and what was exported of it."""
+        """The folder, the universal copy beside it, and what else was written of it."""
         shards, copy = run / f"global_step{step}", universal.folder(run, step)
-        names, exported = folders_in(run), openrlhf.export(run, step)
-        more = [path for path in (copy, exported) if path.name in names]
+        copies = [copy] if copy.name in folders_in(run) else []
+        more = [*copies, *openrlhf.more(run).get(step, [])]
         return more if copy in more and not shards.is_dir() else [shards, *more]
 
     def begun(self, run: Path, step: int) -> list[Path]:
-        """What was exported of steps that a clean-up has removed since."""
+        """What else was written of steps that a clean-up has removed since, or that an evaluation
+        alone has saved."""
         saved = self.steps(run)
-        later = sorted(openrlhf.exports(run).items())
-        return [path for number, path in later if number > step and number not in saved]
+        later = openrlhf.more(run).items()
+        gone = [paths for number, paths in later if number > step and number not in saved]
+        return [path for paths in gone for path in paths]
 
     def unclear(self, run: Path, step: int) -> list[Path]:
         """No name: an export is that of its step."""

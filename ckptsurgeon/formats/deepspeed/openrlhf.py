@@ -19,21 +19,20 @@ from ckptsurgeon.transaction.home import HOME
 
 METRIC = "metric.json"
 KEYS = {"metric_key", "metric_value"}
-EXPORT = re.compile(r"global_step(\d+)_hf")
-"""The weights of a step for Hugging Face, which no restart loads."""
+MORE = re.compile(r"global_step(\d+)_hf|best_global_step(\d+)(?:_hf)?")
+"""The weights of a step for Hugging Face, which no restart loads; and a save of a step of its own,
+where an evaluation was the best so far, that the clean-up ranks among all."""
 ROLES = {"_actor": "_critic", "_critic": "_actor"}
 """Of PPO: the folders of two engines, each with steps and a `latest` of its own."""
 
 
-def export(folder: Path, step: int) -> Path:
-    """Where the weights of `step` are, or would be."""
-    return folder / f"global_step{step}_hf"
-
-
-def exports(folder: Path) -> dict[int, Path]:
-    """The weights that were written of steps, each by its number."""
-    matches = (EXPORT.fullmatch(name) for name in folders_in(folder))
-    return {int(match[1]): folder / match[0] for match in matches if match}
+def more(folder: Path) -> dict[int, list[Path]]:
+    """What else was written of steps, by their numbers, ascending."""
+    found: dict[int, list[Path]] = {}
+    for name in folders_in(folder):
+        if match := MORE.fullmatch(name):
+            found.setdefault(int(match[1] or match[2]), []).append(folder / name)
+    return dict(sorted(found.items()))
 
 
 def beside(run: Path, step: int) -> Iterator[str]:
@@ -43,7 +42,8 @@ def beside(run: Path, step: int) -> Iterator[str]:
     other = run.with_name(ROLES[run.name])
     if other.is_dir():
         yield f"{other} has steps and a latest of its own, which stay: roll it back, too"
-    if later := [path.name for number, path in exports(run.parent).items() if number > step]:
+    listed = more(run.parent).items()
+    if later := [path.name for number, paths in listed if number > step for path in paths]:
         yield f"exports of later steps stay in {run.parent}: {first_few(later)}"
 
 
