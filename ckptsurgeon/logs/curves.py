@@ -260,7 +260,8 @@ def of_rows(rows: Iterable[Row], source: Path) -> Curves:
 
 def trained(rows: Iterable[Row]) -> tuple[list[Row], list[list[Row]]]:
     """The rows that lead to the newest step, and those that were left, oldest first: where the
-    step goes back, what was logged from there on is left."""
+    step goes back, what was logged from there on is left, but for what is said of that step before
+    alone: who evaluates at each start logs the step again that was loaded."""
     stretches: list[list[Row]] = []
     last = None
     for row in rows:
@@ -271,7 +272,11 @@ def trained(rows: Iterable[Row]) -> tuple[list[Row], list[list[Row]]]:
     kept: list[Row] = []
     left: list[list[Row]] = []
     for stretch in stretches:
-        start = bisect_left(kept, stretch[0][0], key=lambda row: row[0])
+        lo = stretch[0][0]
+        start = bisect_left(kept, lo, key=lambda row: row[0])
+        again = {name for row in stretch if row[0] == lo for name in row[1]}
+        while start < len(kept) and kept[start][0] == lo and again.isdisjoint(kept[start][1]):
+            start += 1
         left += [kept[start:]] if start < len(kept) else []
         kept[start:] = stretch
     return kept, left

@@ -261,6 +261,12 @@ def _parsed(line: bytes) -> Mapping[str, Any]:
     return item if isinstance(item, dict) else {}
 
 
+def _losses(item: Mapping[str, Any]) -> frozenset[str]:
+    """The names of the losses that a record has."""
+    has = (key for key, value in item.items() if value not in ("", None) and "loss" in key.lower())
+    return frozenset(has)
+
+
 class _Index:
     """Where each record of a file ends, its step and its time; `header` says whether the first one
     names columns, and `strange` whether the file is no table and no JSON lines."""
@@ -268,17 +274,18 @@ class _Index:
     def __init__(self, path: Path, own: str | None) -> None:
         import numpy as np
 
-        ends, steps, walls = array("Q"), array("q"), array("d")
+        ends, steps, walls, told = array("Q"), array("q"), array("d"), array("q")
+        kinds: dict[frozenset[str], int] = {}
         self.header, end = False, 0
         try:
             with path.open("rb") as file:
                 for record in _records(file, own):
                     end += len(record.line)
                     self.header |= record.header
-                    named = not record.header
-                    step, wall = (
-                        signals.point(said(record.item), own) if named else (None, math.nan)
-                    )
+                    item, step, wall = said(record.item), None, math.nan
+                    if not record.header:
+                        step, wall = signals.point(item, own)
+                    told.append(kinds.setdefault(_losses(item), len(kinds)))
                     ends.append(end)
                     steps.append(trail.NONE if step is None else step)
                     walls.append(wall)
@@ -287,10 +294,12 @@ class _Index:
         self.ends = ends
         self.strange = not ends and path.stat().st_size > 0
         self.steps, self.walls = np.array(steps, np.int64), np.array(walls, float)
+        self.told = trail.Told(np.array(told, np.int64), [*kinds])
 
     def leading_to(self, marks: Marks, name: str) -> NDArray[np.bool_]:
         """The records of the history of a step, where the file is called `name`."""
-        return trail.leading_to(self.steps, self.walls, marks, Subject(name, leave(name, "lines")))
+        what = Subject(name, leave(name, "lines"))
+        return trail.leading_to(self.steps, self.walls, marks, what, self.told)
 
     def spans(self, name: str, flags: Any) -> Iterator[Span]:
         """The bytes of the records with a flag."""

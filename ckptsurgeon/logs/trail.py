@@ -6,7 +6,7 @@ event files say of one training, `lineage` puts together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -38,15 +38,28 @@ class _Stretch:
     interval: int
 
 
+@frozen
+class Told:
+    """Of each point which of the `losses` it has."""
+
+    of: NDArray[np.int64]
+    losses: Sequence[frozenset[str]]
+
+
 def leading_to(
-    steps: NDArray[np.int64], walls: NDArray[np.float64], marks: Marks, what: Subject
+    steps: NDArray[np.int64],
+    walls: NDArray[np.float64],
+    marks: Marks,
+    what: Subject,
+    told: Told | None = None,
 ) -> NDArray[np.bool_]:
     """The points of the history up to N, a flag each; `walls` are their times, NaN where the log
     has none, and `what` is the log.
 
     The newest stretch that holds N is the one that led there, of those that did before the
-    checkpoint was saved, where both times are known. Raises SurgeryError where a later one may have
-    got to N as well, after its last point, and no time tells them apart."""
+    checkpoint was saved, where both times are known. Who evaluates at each start logs the step
+    again that was loaded: by what is `told`, its loss in training stays. Raises SurgeryError where
+    a later one may have got to N as well, after its last point, and no time tells them apart."""
     import numpy as np
 
     known = np.flatnonzero(steps != NONE)
@@ -54,7 +67,8 @@ def leading_to(
     if not len(known):
         return ~flags
     own = steps[known]
-    flags[known] = own <= _bounds(own, walls[known], marks, what)
+    told = None if told is None else Told(told.of[known], told.losses)
+    flags[known] = own <= _bounds(own, walls[known], marks, what, told)
     before = np.searchsorted(known, np.arange(len(steps)), "right") - 1
     none = steps == NONE
     flags[none] = np.where(before[none] < 0, True, flags[known[np.maximum(before[none], 0)]])
@@ -90,15 +104,42 @@ def beside_clock(
 
 
 def _bounds(
-    steps: NDArray[np.int64], walls: NDArray[np.float64], marks: Marks, what: Subject
+    steps: NDArray[np.int64],
+    walls: NDArray[np.float64],
+    marks: Marks,
+    what: Subject,
+    told: Told | None = None,
 ) -> NDArray[np.int64]:
     """Of each point, the last step that counts in its stretch, -1 where none does."""
     import numpy as np
 
     bounds = np.full(len(steps), -1, np.int64)
+    after: _Stretch | None = None
     for stretch, bound in _chain(_stretches(steps), steps, walls, marks, what):
         bounds[stretch.start : stretch.stop] = bound
+        if told is not None and after is not None:
+            for i in _alone(stretch, after, steps, told):
+                bounds[i] = after.lo
+        after = stretch
     return bounds
+
+
+def _alone(
+    before: _Stretch, after: _Stretch, steps: NDArray[np.int64], told: Told
+) -> Iterator[int]:
+    """The points at the step where `after` begins whose losses it does not have there."""
+    import numpy as np
+
+    def there(stretch: _Stretch) -> list[int]:
+        here = steps[stretch.start : stretch.stop]
+        first, end = np.searchsorted(here, after.lo), np.searchsorted(here, after.lo, "right")
+        return [*range(stretch.start + int(first), stretch.start + int(end))]
+
+    again = {name for i in there(after) for name in told.losses[told.of[i]]}
+    for i in there(before):
+        losses = told.losses[told.of[i]]
+        if losses and again.isdisjoint(losses):
+            yield i
 
 
 def _stretches(steps: NDArray[np.int64]) -> list[_Stretch]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs import row_file, rows
 from ckptsurgeon.logs.likely import likely
-from tests.logs.test_row_file import cut
+from tests.support.cut_rows import cut
 
 BEGAN = 1_700_000_000.0
 

@@ -17,7 +17,7 @@ from ckptsurgeon.logs import trail
 from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.row_file import RowFile
 from ckptsurgeon.logs.source import Cut, NewNames, Subject
-from ckptsurgeon.plans.edits import AnyChange, Content, Rewrite, Span
+from tests.support.cut_rows import cut, made
 
 SAVED = 1_700_000_000.0
 LOG = Subject("log", "it is left as it is")
@@ -30,28 +30,6 @@ def lines(steps: Iterable[int], start: float | None = None) -> bytes:
         time = {} if start is None else {"timestamp": start + i}
         rows.append(json.dumps({"step": step, "loss": 1 / (step + 1), **time}) + "\n")
     return "".join(rows).encode()
-
-
-def made(root: Path, changes: Iterable[AnyChange]) -> dict[str, bytes]:
-    """The new bytes of each file."""
-    out = {}
-    for change in changes:
-        assert isinstance(change, Rewrite)
-        assert isinstance(change.content, Content)
-        data = b""
-        for piece in change.content.pieces:
-            if isinstance(piece, Span):
-                piece = (root / piece.file).read_bytes()[piece.start : piece.end]
-            assert isinstance(piece, bytes)
-            data += piece
-        out[change.file] = data
-    return out
-
-
-def cut(path: Path, step: int, *, saved: float | None = None, keep: str | None = None) -> bytes:
-    """What a cut leaves of the file."""
-    changes, _ = RowFile(path, path.parent).cut(Cut(Marks(step, saved_at=saved), keep))
-    return made(path.parent, changes).get(path.name, path.read_bytes())
 
 
 def steps_of(data: bytes) -> list[int]:
