@@ -23,6 +23,9 @@ Step = Annotated[
 ]
 
 
+LOSE = ("surgery would lose what it keeps", "surgeries would lose what they keep")
+
+
 def compact(step: Step = None, *, common: Editing) -> None:
     """Rewrite edited shards without dead bytes.
 
@@ -93,8 +96,7 @@ def prune(
         return
     if keep is None:
         raise UsageError(
-            f"{count(len(chosen), 'surgery', 'surgeries')} would lose what they keep: "
-            "--keep N says how many of the newest stay undoable",
+            f"{count(len(chosen), *LOSE)}: --keep N says how many of the newest stay undoable",
             next=(
                 command("prune", "--dry-run", why="what each of them keeps"),
                 command("prune", "--keep", "1", why="the newest stays undoable"),

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from ckptsurgeon.cli.values import NoSuchCommand, Refused, Unexpected
 from ckptsurgeon.errors import SurgeryError, UsageError
-from ckptsurgeon.hints import Hint, again, command, shell
+from ckptsurgeon.hints import TYPED, Hint, again, command, shell
 
 KEY = re.compile(r"`((?:[a-z_]+\.)*[A-Za-z_]\w*)`|\bset\.([a-z_]\w*)")
 """A key of a recipe, as errors name it, by itself or in its section; and in a list of keys."""
@@ -140,12 +140,13 @@ def _unexpected(extra: Sequence[str], words: Sequence[str], path: str, help: Hin
 
 
 def loose_pairs(words: Sequence[str]) -> UsageError | None:
-    """What to say of each KEY=VALUE among `words` that follows the one of a --set; None where none
-    does."""
-    if "--set" not in words:
+    """What to say of each KEY=VALUE among `words` that has no --set before it; None where none is
+    there, or the command takes no --set."""
+    if "--set" not in words and not TYPED.get().takes("--set"):
         return None
+    valued = TYPED.get().spellings
     loose = [word for word, before in zip(words[1:], words, strict=False)
-             if PAIR.fullmatch(word) and before != "--set"]  # fmt: skip
+             if PAIR.fullmatch(word) and before != "--set" and not valued(before)]  # fmt: skip
     if not loose:
         return None
     typed = [part for word in words for part in (("--set",) if word in loose else ()) + (word,)]

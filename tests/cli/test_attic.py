@@ -146,7 +146,7 @@ def test_prune_asks_how_many_to_keep(surgeon: Surgeon, trained: Trained, words: 
     told = surgeon("prune", *words, "-C", root)
     assert (told.exit_code, told.stdout) == (2, "")
     error, untouched, *next_ones = told.stderr.splitlines()
-    assert error.startswith("error: 1 surgery would lose what they keep: --keep N says how many")
+    assert error.startswith("error: 1 surgery would lose what it keeps: --keep N says how many")
     assert untouched == "untouched: the run is exactly as it was"
     assert next_ones[0] == f"next: ckptsurgeon -C {root} prune --dry-run    what each of them keeps"
     as_json = json.loads(surgeon("prune", *words, "--json", "-C", root).stderr)

@@ -232,3 +232,19 @@ def test_a_slip_of_the_fingers_is_answered_by_what_was_meant(
     error, untouched, after = result.stderr.splitlines()[:3]
     assert said in error and "?" not in error and untouched.startswith("untouched: ")
     assert after.startswith(f"next: {following}")
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("rollback 4 lr=3e-4 -n", "rollback 4 --set lr=3e-4 -n"),
+        ("rollback --to 4 lr=3e-4 beta2=0.9", "rollback --to 4 --set lr=3e-4 --set beta2=0.9"),
+        ("rollback 4 --why a=b lr=3e-4", "rollback 4 --why a=b --set lr=3e-4"),
+        ("rollback 4 --set lr=3e-4 -y beta2=0.9", "rollback 4 --set lr=3e-4 -y --set beta2=0.9"),
+        ("fork ../branch seed=7", "fork ../branch --set seed=7"),
+    ],
+)
+def test_a_value_without_its_set_is_given_one(surgeon: Surgeon, typed: str, wanted: str) -> None:
+    refused = surgeon(*typed.split())
+    assert refused.exit_code == 2 and "each KEY=VALUE takes a --set of its own" in refused.stderr
+    assert f"next: ckptsurgeon {wanted}\n" in refused.stderr
