@@ -43,6 +43,21 @@ def test_a_branch_starts_from_its_own_counters(trained: Trained, tmp_path: Path,
     assert snapshot(root) == before
 
 
+@pytest.mark.parametrize("how", ["copy", "hard-link"])
+def test_a_fork_has_what_lies_in_folders_of_the_step(
+    trained: Trained, tmp_path: Path, how: str
+) -> None:
+    """As the configs that GPT-NeoX saves in each: no fork of its runs could be made."""
+    root = trained()
+    config = root / "global_step4" / "configs" / "neox.yml"
+    config.parent.mkdir()
+    config.write_text("{}")
+    files = Run.open(root).format.files(root, 4)
+    assert config in files and all(path.is_file() for path in files)
+    fork(Run.open(root), 4, tmp_path / "branch", from_data({}), how)
+    assert (tmp_path / "branch" / config.relative_to(root)).read_text() == "{}"
+
+
 def test_an_edit_of_hard_linked_shards_leaves_the_parent(trained: Trained, tmp_path: Path) -> None:
     root = trained()
     before = snapshot(root)

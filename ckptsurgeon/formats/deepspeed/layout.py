@@ -27,7 +27,7 @@ from ckptsurgeon.formats.fields.understood import MAX_RANKS, is_count, problem, 
 from ckptsurgeon.formats.fields.values import Hazard, State
 from ckptsurgeon.formats.layout import Format, HasHazards, NamesElsewhere, NamesMore
 from ckptsurgeon.formats.megatron.options import OPTIONS
-from ckptsurgeon.formats.step_folders import folders_in
+from ckptsurgeon.formats.step_folders import files_below, folders_in
 from ckptsurgeon.hints import Hint
 
 STEP = re.compile(r"global_step(\d+)")
@@ -89,14 +89,14 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
         return []
 
     def files(self, run: Path, step: int) -> list[Path]:
-        """All that lies in the folder, and the files of the universal copy."""
+        """All that lies in the folder, at any depth (GPT-NeoX keeps its configs in one inside), and
+        the files of the universal copy."""
         copy, folder = universal.folder(run, step), self.directory(run, step)
         there = copy.name in folders_in(run)
         copied = sorted(path for path in copy.rglob("*") if path.is_file()) if there else []
         if folder == copy:
             return copied
-        with os.scandir(folder) as entries:
-            return sorted(Path(entry.path) for entry in entries) + copied
+        return files_below(folder) + copied
 
     def missing(self, run: Path, step: int) -> list[str]:
         """Names of absent shards, by the world sizes that the first model file states. A universal
