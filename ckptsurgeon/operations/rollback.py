@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from ckptsurgeon import whole_file
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import SurgeryError, UsageError, first_few
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import Ranks
 from ckptsurgeon.formats.layout import NamesElsewhere, NamesMore, linked
@@ -40,6 +40,8 @@ from ckptsurgeon.plans.edits import (
 )
 from ckptsurgeon.run.run import Run
 
+WEIGHTS = re.compile(r"(?:pytorch_|adapter_)?model\b.*\.(?:safetensors|bin|pt|pth)")
+"""What files of weights are called, in a step and beside the steps."""
 LAST = re.compile(r"(?:^|[-_.])(?:last|latest)(?:$|[-_.])")
 """What a link is called that leads to the newest step, as ms-swift's `last-checkpoint`."""
 
@@ -80,7 +82,8 @@ class Rollback(Section):
         changes, warnings = _repoint(run, recipe, checkpoint)
         forgotten, notes = _forget(run, checkpoint, newer)
         links, dangling = _links(run, checkpoint.step, newer, kept)
-        return [*asides, *changes, *links, *forgotten], [*warnings, *notes, *dangling]
+        notes = [*notes, *dangling, *(_final(run, checkpoint.step) if newer else [])]
+        return [*asides, *changes, *links, *forgotten], [*warnings, *notes]
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,26 @@ def _links(run: Run, step: int, gone: list[Path], known: Collection[Path]) -> Ch
                     "nowhere until something sets it anew"
                 )
     return changes, notes
+
+
+def _final(run: Run, step: int) -> list[str]:
+    """The weights that a trainer saves beside the steps at its end, under the names that they have
+    in a step: no number says which step they are of, so they stay."""
+    own = run.format.files(run.root, step)
+    saved = max(path.stat().st_mtime for path in own)
+    inside = {path.name for path in own if path.parent != run.root and WEIGHTS.fullmatch(path.name)}
+    later = [
+        path.name
+        for path in (run.root / name for name in sorted(inside))
+        if path.is_file() and path.stat().st_mtime > saved
+    ]
+    if not later:
+        return []
+    were = "was" if len(later) == 1 else "were"
+    return [
+        f"{first_few(later)} beside the steps {were} saved after step {step}, and may hold the "
+        "weights of a step that leaves; no number says so, so nothing is done to it"
+    ]
 
 
 def relinked(run: Run, path: Path, target: Path) -> Relink:
