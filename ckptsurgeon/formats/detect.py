@@ -52,7 +52,7 @@ SIGNS = "no global_step<N>, iter_<N> or step-<N> folder, no latest"
 def detect(run: Path) -> Format | None:
     """The format of the run rooted at `run`, or None. Raises UsageError where two formats recognize
     it."""
-    names = [path.name for path in _listed(run)]
+    names = disk.names_in(run)
     recognized: list[Format] = []
     for path in FORMATS:
         if recognized and not _may_also_be(path, names, recognized):
@@ -82,7 +82,7 @@ def nameless(folder: Path, format: str) -> str:
     """Why a file here that could be a step by its name is none; "" if nothing looks like one."""
     if format:
         pages = [named(format)]
-    elif any(name.endswith(".ckpt") for name in (path.name for path in _listed(folder))):
+    elif any(name.endswith(".ckpt") for name in disk.names_in(folder)):
         pages = list(_pages())
     else:
         return ""
@@ -120,7 +120,3 @@ def _pages() -> Iterator[Format]:
     from ckptsurgeon.formats.described import pages
 
     return (pages.shipped(name) for name in DESCRIBED)
-
-
-def _listed(run: Path) -> list[Path]:
-    return [run / name for name in disk.names_in(run)]
