@@ -187,6 +187,6 @@ def test_a_number_of_heads_that_does_not_fit_is_refused(runs: Path, tmp_path: Pa
     run = tmp_path / "run"
     shutil.copytree(runs / "fresh titan", run)
     before = snapshot(run)
-    with pytest.raises(SurgeryError, match="32 rows are not those of 1 groups and 3 heads"):
+    with pytest.raises(SurgeryError, match="32 rows are not those of 1 group and 3 heads"):
         filled(run, runs / "hugging_face", str(file))
     assert snapshot(run) == before
