@@ -7,9 +7,9 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats.layout import Format, Paged
+from ckptsurgeon.formats.step_folders import listed
 from ckptsurgeon.hints import command
 
 FORMATS = (
@@ -52,7 +52,7 @@ SIGNS = "no global_step<N>, iter_<N> or step-<N> folder, no latest"
 def detect(run: Path) -> Format | None:
     """The format of the run rooted at `run`, or None. Raises UsageError where two formats recognize
     it."""
-    names = disk.names_in(run)
+    names = listed(run)
     recognized: list[Format] = []
     for path in FORMATS:
         if recognized and not _may_also_be(path, names, recognized):
@@ -82,7 +82,7 @@ def nameless(folder: Path, format: str) -> str:
     """Why a file here that could be a step by its name is none; "" if nothing looks like one."""
     if format:
         pages = [named(format)]
-    elif any(name.endswith(".ckpt") for name in disk.names_in(folder)):
+    elif any(name.endswith(".ckpt") for name in listed(folder)):
         pages = list(_pages())
     else:
         return ""

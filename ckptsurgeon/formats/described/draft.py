@@ -7,11 +7,10 @@ the trainer takes a value from there, only its loader can say.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.archives.sniff import begins_as_torch
 from ckptsurgeon.files.text_file import text
@@ -25,6 +24,7 @@ from ckptsurgeon.formats.described.draft_contents import (
     is_fastai,
 )
 from ckptsurgeon.formats.described.draft_names import DIGITS, Group, groups
+from ckptsurgeon.formats.described.file_pattern import listed_in
 from ckptsurgeon.formats.fields.constants import ODD, TORCH
 from ckptsurgeon.formats.places.json_beside import is_json
 from ckptsurgeon.plans.frozen import frozen
@@ -137,7 +137,7 @@ def saves(run: Path) -> Iterator[Path]:
     todo = deque([(run, 0)])
     while todo:
         folder, depth = todo.popleft()  # what lies deep is looked at last
-        for path in _listed(folder):
+        for path in listed_in(folder):
             left -= 1
             if left < 0:
                 return
@@ -146,7 +146,9 @@ def saves(run: Path) -> Iterator[Path]:
             if path.is_dir() and not path.is_symlink():
                 if _loader(path):
                     yield path
-                    yield from (each for each in _listed(path) if is_json(each) and each.is_file())
+                    yield from (
+                        each for each in listed_in(path) if is_json(each) and each.is_file()
+                    )
                 elif depth + 1 < DEPTH:
                     todo.append((path, depth + 1))
             elif _saved(path, sniffed) and path.is_file():
@@ -239,7 +241,7 @@ def _which(counters: Sequence[KeyPath], unsure: list[str]) -> None:
 def _pointer(run: Path, group: Group, unsure: list[str]) -> dict[str, Any]:
     """A short text in the run that names a saved step by its number, by its name, or by a file with
     what was measured in its name."""
-    for path in _listed(run):
+    for path in listed_in(run):
         if path.suffix in NO_POINTER or not path.is_file() or path.name.endswith(TORCH):
             continue
         if path.stat().st_size > SHORT:
@@ -256,7 +258,3 @@ def _pointer(run: Path, group: Group, unsure: list[str]) -> dict[str, Any]:
         elif pattern := group.named_in(said):
             return {"pointer": {"file": path.name, "text": pattern}}
     return {}
-
-
-def _listed(folder: Path) -> Collection[Path]:
-    return [folder / name for name in disk.names_in(folder)]

@@ -52,7 +52,7 @@ class FilePattern:
             last = depth == len(self.parts) - 1
             deeper: list[tuple[Path, dict[str, int]]] = []
             for folder, numbers in found:
-                for path in _listed(folder):
+                for path in listed_in(folder):
                     here = part.numbers(path.name)
                     if here is None:
                         continue
@@ -73,5 +73,6 @@ def _is(path: Path, folder: bool, last: bool) -> bool:
         return False
 
 
-def _listed(folder: Path) -> list[Path]:
+def listed_in(folder: Path) -> list[Path]:
+    """What is in a folder, ascending, as `disk.names_in`."""
     return [folder / name for name in disk.names_in(folder)]
