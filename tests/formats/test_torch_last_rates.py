@@ -17,6 +17,7 @@ from ckptsurgeon import Run, plan
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.support.deepspeed_engine import PEAK, schedulers
+from tests.support.trainer_step import save_step
 
 BESIDE = ("_last_lr", "_step_count", "_get_lr_called_within_step", "_is_initial", "verbose")
 WANTED: tuple[Mapping[str, Any], ...] = (
@@ -59,18 +60,14 @@ def outcome(root: Path, wanted: Mapping[str, Any]) -> tuple[str, Any]:
 def save(root: Path, name: str, without: set[str]) -> None:
     """A step of Hugging Face's Trainer."""
     adam = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], lr=PEAK)
-    folder = root / "checkpoint-6"
-    folder.mkdir(parents=True)
     with warnings.catch_warnings():  # of a step that has no gradients
         warnings.simplefilter("ignore")
         schedule = schedulers()[name](adam)
         for _ in range(6):
             adam.step()
             schedule.step()
-    torch.save(adam.state_dict(), folder / "optimizer.pt")
-    torch.save(lessened(schedule.state_dict(), without), folder / "scheduler.pt")
-    torch.save({"weight": torch.ones(2)}, folder / "pytorch_model.bin")
-    (folder / "trainer_state.json").write_text('{"global_step": 6, "log_history": []}')
+    state = lessened(schedule.state_dict(), without)
+    save_step(root / "checkpoint-6", adam.state_dict(), state, 6)
 
 
 def lessened(state: dict[str, Any], without: set[str]) -> dict[str, Any]:

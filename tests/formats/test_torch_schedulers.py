@@ -17,6 +17,7 @@ from ckptsurgeon.recipe.file import from_data
 from tests.support import deepspeed_engine
 from tests.support.deepspeed_engine import PEAK, Options, make, process_group, resume, schedulers
 from tests.support.snapshot import snapshot
+from tests.support.trainer_step import save_step
 
 MORE = 8
 
@@ -261,11 +262,7 @@ def saved(folder: Path, scheduler: Callable[[Any], Any], steps: int, lr: Any = P
     for _ in range(steps):
         optimizer.step()
         made.step()
-    folder.mkdir(parents=True)
-    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
-    torch.save(made.state_dict(), folder / "scheduler.pt")
-    torch.save({"weight": torch.ones(2)}, folder / "pytorch_model.bin")
-    (folder / "trainer_state.json").write_text(f'{{"global_step": {steps}, "log_history": []}}')
+    save_step(folder, optimizer.state_dict(), made.state_dict(), steps)
     return made
 
 
