@@ -140,6 +140,11 @@ def each(
     return new
 
 
+def noted(numbers: int) -> str:
+    """What the plan says of a log of which so many numbers are renamed."""
+    return count(numbers, "number gets a new name", "numbers get new names")
+
+
 def two_into_one(what: str) -> UsageError:
     """The refusal of two names that would become one."""
     return UsageError(what, next="give them different names, or allow it: --allow-merge")

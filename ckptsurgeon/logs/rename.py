@@ -51,9 +51,8 @@ def rename(
             _check_merge(path, renamed, name)
         file = relative(path, root)
         parts = (piece if isinstance(piece, bytes) else Span(file, *piece) for piece in pieces)
-        note = (
-            f"{count(sum(renamed.counts.values()), 'event gets a new tag', 'events get new tags')}"
-        )
+        many = sum(renamed.counts.values())
+        note = count(many, "event gets a new tag", "events get new tags")
         content = Content(tuple(parts), path.stat().st_mtime_ns)
         changes.append(Rewrite(file, TENSORBOARD, content, note))
     if not allow_merge:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ckptsurgeon.errors import DamagedFile, UsageError, count, share
 from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.marks import Marks
-from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
+from ckptsurgeon.logs.new_names import Counts, namer, noted, two_into_one
 from ckptsurgeon.logs.origin import Numbers
 from ckptsurgeon.logs.printed.loguru import said
 from ckptsurgeon.logs.source import (
@@ -152,7 +152,7 @@ class RowFile(LogSource):
         result = Counts(counts, unmatched, tags=frozenset(seen))
         if not pieces.changed:
             return [], result
-        note = f"{count(sum(counts.values()), 'number gets a new name', 'numbers get new names')}"
+        note = noted(sum(counts.values()))
         content = Content(pieces.all(), self.path.stat().st_mtime_ns)
         return [Rewrite(file, LOGS, content, note)], result
 

@@ -78,8 +78,8 @@ def of_history(starts: Sequence[Path], own: Mapping[str, str]) -> Curves:
     def read(path: Path) -> list[Row]:
         with _readable(path):
             text = _text(whole_file.read(path, MAX_DOCUMENT))
-            rows, said = _read(path, text, own, None)
-        notes.extend(said)
+            rows, unread = _read(path, text, own, None)
+        notes.extend(unread)
         return rows
 
     return replace(of_rows(joined(starts, read), starts[-1]), notes=tuple(notes))

@@ -228,14 +228,14 @@ def _links(run: Run, step: int, gone: list[Path], known: Collection[Path]) -> Ch
 def _final(run: Run, step: int) -> list[str]:
     """The weights that a trainer saves beside the steps at its end, under the names that they have
     in a step: no number says which step they are of, so they stay."""
+    beside = [name for name in listed(run.root) if WEIGHTS.fullmatch(name)]
+    if not beside:  # as hardly ever, and a step may have ten thousand files
+        return []
     own = run.format.files(run.root, step)
+    inside = {path.name for path in own if path.parent != run.root}
     saved = max(path.stat().st_mtime for path in own)
-    inside = {path.name for path in own if path.parent != run.root and WEIGHTS.fullmatch(path.name)}
-    later = [
-        path.name
-        for path in (run.root / name for name in sorted(inside))
-        if path.is_file() and path.stat().st_mtime > saved
-    ]
+    paths = [run.root / name for name in beside if name in inside]
+    later = [path.name for path in paths if path.is_file() and path.stat().st_mtime > saved]
     if not later:
         return []
     were = "was" if len(later) == 1 else "were"

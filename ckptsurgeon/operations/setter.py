@@ -164,14 +164,16 @@ class Setter(PlaceChanges):
         """A value that moved since the step before, by nothing that was saved: code moves it, and
         may replace the new one. Nothing is said of a trainer whose loader was asked, nor of what a
         surgery has set."""
-        promise, steps = self.checkpoint.state().promise, self.run.steps()
-        earlier = [step for step in steps if step < self.checkpoint.step]
-        if promise.asked or not earlier or self.checkpoint.locate("scheduler"):
+        promise, moved = self.checkpoint.state().promise, MOVED.keys() & keys
+        if not moved or promise.asked or self.checkpoint.locate("scheduler"):
+            return
+        earlier = [step for step in self.run.steps() if step < self.checkpoint.step]
+        if not earlier:
             return
         with contextlib.suppress(SurgeryError):
             before = self.run.checkpoint(earlier[-1]).state().promise
             done = [receipt.recipe.get("set") or {} for receipt in standing(self.run.receipts())]
-            for key in MOVED.keys() & keys:
+            for key in moved:
                 old, now = MOVED[key](before), MOVED[key](promise)
                 if old is None or now is None or old == now or any(key in item for item in done):
                     continue

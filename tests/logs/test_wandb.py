@@ -16,8 +16,8 @@ from ckptsurgeon.logs.marks import Marks
 from ckptsurgeon.logs.source import Cut, NewNames
 from ckptsurgeon.logs.wandb import framing, offline_run, record
 from ckptsurgeon.logs.wandb.offline_run import OfflineRun, _Log
-from ckptsurgeon.plans.edits import AnyChange, Aside, Content, Rewrite, Span
-from tests.support import wandb_files
+from ckptsurgeon.plans.edits import AnyChange, Aside, Span
+from tests.support import cut_rows, wandb_files
 from tests.support.wandb_files import framed, unframed, write_run
 
 
@@ -28,21 +28,10 @@ def run_of(root: Path) -> OfflineRun:
 
 def new_bytes(root: Path, changes: Iterable[AnyChange]) -> dict[str, bytes]:
     """The new bytes of each file; none of one that leaves."""
-    out = {}
-    for change in changes:
-        if isinstance(change, Aside):
-            out[change.file] = b""
-            continue
-        assert isinstance(change, Rewrite)
-        assert isinstance(change.content, Content)
-        data = b""
-        for piece in change.content.pieces:
-            if isinstance(piece, Span):
-                piece = (root / piece.file).read_bytes()[piece.start : piece.end]
-            assert isinstance(piece, bytes)
-            data += piece
-        out[change.file] = data
-    return out
+    every = list(changes)
+    gone = [change for change in every if isinstance(change, Aside)]
+    stay = [change for change in every if not isinstance(change, Aside)]
+    return {**{change.file: b"" for change in gone}, **cut_rows.made(root, stay)}
 
 
 def logged(data: bytes, kind: int, name: str = "train/global_step") -> list[float]:

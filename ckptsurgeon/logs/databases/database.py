@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from ckptsurgeon.errors import count
 from ckptsurgeon.logs import new_names, tracked
 from ckptsurgeon.logs.databases.reading import opened
 from ckptsurgeon.logs.marks import Marks
@@ -151,12 +150,7 @@ class Database(TrackedRuns):
         if not statements:
             return [], result
         refuse_live(self.path)
-        return [
-            self._rewrite(
-                statements,
-                f"{count(sum(events.values()), 'number gets a new name', 'numbers get new names')}",
-            )
-        ], result
+        return [self._rewrite(statements, new_names.noted(sum(events.values())))], result
 
     def note(self, step: int, text: str, when: float) -> list[AnyChange]:
         """Not where the database is so large that a note is not worth a copy."""

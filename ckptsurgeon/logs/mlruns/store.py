@@ -130,7 +130,7 @@ class MLflowFiles(TrackedRuns):
         folders += logged_models.metrics(
             {folder.path.parent for folder in meant}, ids if self.named else None
         )
-        note = f"{count(sum(events.values()), 'number gets a new name', 'numbers get new names')}"
+        note = new_names.noted(sum(events.values()))
         changes = [each for own in folders for each in self._renamed(own, changed, note)]
         return changes, result
 

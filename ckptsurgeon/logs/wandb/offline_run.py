@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ckptsurgeon.errors import UsageError, count, share
 from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.marks import Marks
-from ckptsurgeon.logs.new_names import Counts, namer, two_into_one
+from ckptsurgeon.logs.new_names import Counts, namer, noted, two_into_one
 from ckptsurgeon.logs.source import (
     Carry,
     Cut,
@@ -231,10 +231,7 @@ class OfflineRun(LogSource):
                     if new.get(old, old) != old:
                         counts[old, new[old]] = counts.get((old, new[old]), 0) + 1
             content = Content(framed.pieces, path.stat().st_mtime_ns)
-            note = (
-                f"{count(sum(counts.values()), 'number gets a new name', 'numbers get new names')}"
-            )
-            changes.append(Rewrite(file, LOGS, content, note))
+            changes.append(Rewrite(file, LOGS, content, noted(sum(counts.values()))))
         sources: dict[str, str] = {}
         for old, new_name in seen.items():
             if not new_name:

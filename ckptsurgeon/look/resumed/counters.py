@@ -50,12 +50,12 @@ def counted(now: Checkpoint, before: Checkpoint, receipts: Sequence[Receipt]) ->
     short = not known and now.state().dynamic_loss_scale and 0 <= moved < steps
     less = f", {skipped} of them skipped" if skipped else ""
     if moved == steps - skipped or short:
-        return Verdict(ADAM, AGREES, f"{count(moved, 'update', spec='g')}")
+        return Verdict(ADAM, AGREES, count(moved, "update", spec="g"))
     return Verdict(
         ADAM,
         DIFFERS,
-        f"Adam's counter moved by {count(moved, 'between step', spec='g')} {before.step} and "
-        f"{now.step}: {count(steps, 'update')}{less}{'; it began anew' if moved < 0 else ''}",
+        f"between steps {before.step} and {now.step} Adam's counter moved by {moved:g}: "
+        f"{count(steps, 'update')}{less}{'; it began anew' if moved < 0 else ''}",
     )
 
 
@@ -90,7 +90,7 @@ def of_the_data(now: Checkpoint, before: Checkpoint, receipts: Sequence[Receipt]
             rampup.batch_size(state, max(one.consumed_samples - 1, 0)),
         ]
         if steps * min(sizes) <= moved <= steps * max(sizes):
-            return Verdict("data", AGREES, f"{count(moved, 'sample', spec=',')}")
+            return Verdict("data", AGREES, count(moved, "sample", spec=","))
         size = " to ".join(f"{size:,}" for size in sorted({*sizes}))
         return Verdict(
             "data",
