@@ -21,6 +21,12 @@ from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import ANY, FURTHER
 
 F = TypeVar("F", bound="Fields")
+SHARE = r"(\d+\.?\d*|\.\d+)"
+SCALE = re.compile(
+    rf"{SHARE}\s*%|{SHARE}\s*/\s*{SHARE}|[x*×]\s*{SHARE}|{SHARE}\s*[x*×]", re.ASCII
+)
+SCALES = {"half": "0.5x", "double": "2x", "twice": "2x", "quarter": "0.25x", "tenth": "0.1x"}
+"""How people write a share of the present value."""
 
 
 class Fields:
@@ -158,12 +164,30 @@ def _number(value: Any, key: str, where: str, relative: bool = True) -> float | 
         body = value[:-1] if value.endswith("x") and relative else value
         if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", body, re.ASCII):
             return value if body != value else _number(float(value), key, where)
-    write = "a number such as 3e-5, or a scale such as 0.5x" if relative else "a number"
-    raise _wrong(key, value, write, where)
+    if not relative:
+        raise _wrong(key, value, "a number", where)
+    scale = _scale(value)
+    hint = f"did you mean `{scale}`?" if scale else ""
+    write = "write a number such as 3e-5, or a scale such as 0.5x"
+    raise _wrong(key, value, "a number", where, hint or write)
 
 
-def _wrong(key: str, value: Any, write: str, where: str) -> UsageError:
-    return UsageError(f"{_in(where)}`{key}` is {value!r}", next=f"write {write}")
+def _scale(value: Any) -> str:
+    """The scale that `half`, `50%`, `1/2`, `x0.5` or `0.5X` means; "" for anything else."""
+    text = str(value).strip().lower()
+    match = SCALE.fullmatch(text)
+    if match is None:
+        return SCALES.get(text, "")
+    percent, over, under, after, before = match.groups()
+    number, whole = float(percent or over or after or before), float(under or 1)
+    if not whole or not math.isfinite(number):
+        return ""
+    return f"{number / (100 if percent else whole):g}x"
+
+
+def _wrong(key: str, value: Any, wanted: str, where: str, hint: str = "") -> UsageError:
+    what = f"{_in(where)}`{key}` is {value!r}, and not {wanted}"
+    return UsageError(what, next=hint or f"write {wanted}")
 
 
 def _unknown(kind: type[Fields], key: Any, where: str) -> UsageError:

@@ -63,4 +63,4 @@ def unknown_value(text: str, known: Sequence[str], key: str) -> UsageError:
     """The error for a value that is not one of `known`, with the nearest one that is."""
     near = difflib.get_close_matches(text, known, n=1, cutoff=0.6)
     hint = f"did you mean `{near[0]}`?" if near else f"one of: {', '.join(known)}"
-    return UsageError(f"`{key}` is {text!r}", next=hint)
+    return UsageError(f"`{key}` takes no {text!r}", next=hint)

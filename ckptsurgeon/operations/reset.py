@@ -18,7 +18,7 @@ from ckptsurgeon.formats.fields.trees import are_zero
 from ckptsurgeon.formats.optimizers.entry import ANEW
 from ckptsurgeon.formats.optimizers.table import STEPS, changing, recognise
 from ckptsurgeon.formats.places.moments import ALL, ALSO, NUMBERED
-from ckptsurgeon.hints import command
+from ckptsurgeon.hints import again, command
 from ckptsurgeon.operations import completion
 from ckptsurgeon.operations.fields import Fields
 from ckptsurgeon.operations.fresh_state import renewed
@@ -30,6 +30,13 @@ from ckptsurgeon.operations.rewarm import Hold, Ramp, Rewarm, window
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import ABSENT, ZEROS, AnyChange, Change
 from ckptsurgeon.run.run import Run
+
+MEANT = {
+    "adam": "moments", "adamw": "moments", "optimizer": "moments", "optim": "moments",
+    "momentum": "moments", "scaler": "loss-scale", "scale": "loss-scale",
+    "grad_scaler": "loss-scale",
+}  # fmt: skip
+"""What other programs call it."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +261,8 @@ def states_of(names: Sequence[str]) -> list[str]:
     UsageError for another word."""
     typed = [part.strip() for name in names for part in name.split(",")]
     for state in typed:
+        if meant := MEANT.get(state.lower().replace("-", "_")):
+            raise UsageError(f"`reset` takes no {state!r}", next=again(swapped=(state, meant)))
         if state.replace("_", "-") not in completion.STATES:
             raise unknown_value(state, completion.STATES, "reset")
     return [state.replace("-", "_") for state in typed]

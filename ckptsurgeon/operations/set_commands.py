@@ -11,7 +11,7 @@ import typer
 
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.plain_yaml import lay, scalar
-from ckptsurgeon.hints import command
+from ckptsurgeon.hints import TYPED, Hint, command, shell
 from ckptsurgeon.operations import fields
 from ckptsurgeon.operations.completion import run_of
 from ckptsurgeon.operations.group_settings import GroupSettings
@@ -21,22 +21,60 @@ from ckptsurgeon.operations.section import Recipe
 
 JOINED = re.compile(r"\w+=[^,=]*(,\w+=[^,=]*)+")
 """Pairs that are joined by commas: no value of a key has an equals sign."""
+NUMBER = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
+BETAS = re.compile(
+    r"(?:set\.)?(?:adam_?)?betas\s*[=:]?\s*[\[({]?\s*"
+    rf"{NUMBER}\s*[,;:/\s]\s*{NUMBER}\s*,?\s*[\])}}]?"
+)
+"""Two numbers under one name, as torch has them."""
 
 
 def of_pairs(pairs: Sequence[str]) -> Hyperparameters:
     """The section that `lr=3e-5 beta2=0.95` stands for."""
+    _refuse_betas(pairs)
     if len(pairs) == 2 and not any("=" in pair for pair in pairs):
         key, value = pairs[0].rstrip(":"), pairs[1]
-        raise UsageError(f"{pairs[0]!r} is not KEY=VALUE", next=command("set", f"{key}={value}"))
+        raise UsageError(
+            f"{pairs[0]!r} is not KEY=VALUE", next=_instead(pairs, pairs, [f"{key}={value}"])
+        )
     bare = next((pair for pair in pairs if not pair.partition("=")[0] or "=" not in pair), None)
     if bare is not None:
         raise UsageError(f"{bare!r} is not KEY=VALUE", next="for example: lr=3e-5")
     joined = next((pair for pair in pairs if JOINED.fullmatch(pair)), None)
     if joined is not None:
-        apart = [part for pair in pairs for part in (pair.split(",") if pair == joined else [pair])]
-        raise UsageError(f"{joined!r} is several KEY=VALUE", next=command("set", *apart))
+        apart = _instead(pairs, [joined], joined.split(","))
+        raise UsageError(f"{joined!r} is several KEY=VALUE", next=apart)
     data = lay({}, [pair if pair.startswith("set.") else f"set.{pair}" for pair in pairs])
     return Hyperparameters.build(data.get("set", {}))
+
+
+def _refuse_betas(pairs: Sequence[str]) -> None:
+    """Raise UsageError for two numbers that are called `betas`, in one word or in several."""
+    starts = [at for at, pair in enumerate(pairs) if "betas" in pair]
+    for start, stop in ((at, end) for at in starts for end in range(len(pairs), at, -1)):
+        words = pairs[start:stop]
+        if match := BETAS.fullmatch(" ".join(words)):
+            raise UsageError(
+                f"unknown key `betas`: its two numbers are `beta1` and `beta2` ({' '.join(words)})",
+                next=_instead(pairs, words, [f"beta1={match[1]}", f"beta2={match[2]}"]),
+            )
+
+
+def _instead(pairs: Sequence[str], words: Sequence[str], apart: Sequence[str]) -> Hint:
+    """The command that was typed, with the pairs `apart` in place of these `words` of `pairs`."""
+    typed = [*TYPED.get().words]
+    for at in range(len(typed)):
+        here = typed[at : at + len(words)]
+        if here == [*words]:
+            option = [word for word in typed[at - 1 : at] if word == "--set"]
+            new = [part for pair in apart for part in (*option, pair)][len(option) :]
+        elif here == [f"--set={words[0]}"]:
+            new = [part for pair in apart for part in ("--set", pair)]
+        else:
+            continue
+        return shell(["ckptsurgeon", *typed[:at], *new, *typed[at + len(words) :]])
+    start = [*pairs].index(words[0])
+    return command("set", *pairs[:start], *apart, *pairs[start + len(words) :])
 
 
 def keys(ctx: typer.Context) -> list[str]:
@@ -127,6 +165,7 @@ def set_values(
     """
     if params is None:
         return Recipe(of_pairs(settings))
+    _refuse_betas(settings)
     data = lay({}, [pair.removeprefix("set.") for pair in settings])
     whole = data.keys() & set(fields.names(Hyperparameters)) - set(fields.names(GroupSettings))
     if whole:

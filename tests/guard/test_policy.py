@@ -38,8 +38,8 @@ def test_a_loss_of_nan_is_a_divergence_and_not_the_other_way_round() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("watch: {on: divergd}", "`watch.on` is 'divergd'"),
-        ("watch: {do: aply}", "`watch.do` is 'aply'"),
+        ("watch: {on: divergd}", "`watch.on` takes no 'divergd'"),
+        ("watch: {do: aply}", "`watch.do` takes no 'aply'"),
         ("watch: {max_surgery: 1}", "unknown key `watch.max_surgery`"),
         ("watch: {max_surgeries: -1}", "`watch.max_surgeries` is -1"),
         ("watch: {every: 0}", "`watch.every` is 0"),

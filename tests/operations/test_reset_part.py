@@ -63,7 +63,7 @@ def test_what_can_not_be_reset_in_part_is_refused(trained: Trained) -> None:
     run = Run.open(trained())
     with pytest.raises(UsageError, match="exp_avg_sq can't be reset alone"):
         part(only="exp_avg_sq")
-    with pytest.raises(UsageError, match=r"`moments\.only` is 'exp_av'"):
+    with pytest.raises(UsageError, match=r"`moments\.only` takes no 'exp_av'"):
         part(only="exp_av")
     with pytest.raises(UsageError, match="narrows a reset of the moments, and they are not reset"):
         from_data({"moments": {"only": "exp_avg"}})

@@ -104,7 +104,7 @@ def test_a_step_from_before_the_swap_is_resumed_with_its_own_optimizer(trained: 
 
 def test_what_can_not_be_swapped_is_refused(trained: Trained) -> None:
     root = trained()
-    with pytest.raises(UsageError, match=r"`swap_optimizer\.to` is 'sgd2'"):
+    with pytest.raises(UsageError, match=r"`swap_optimizer\.to` takes no 'sgd2'"):
         swap("sgd2")
     with pytest.raises(UsageError, match="can't be combined"):
         from_data({"swap_optimizer": {"to": "sgdw"}, "reset": ["moments"]})
