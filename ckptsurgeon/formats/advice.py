@@ -18,6 +18,9 @@ class Advice:
     """Key of a recipe → the option of the launch that decides it, where its value comes last."""
     fresh_optimizer: str
     """How the trainer is started so that it loads no optimizer state."""
+    resume_option: str = ""
+    """How a start names the step that it loads, with `{value}` for its number; "" for a trainer that
+    finds it by itself."""
 
     def advise(self, key: str, value: object) -> str:
         """A sentence: what to do in this trainer so that it uses `value` for `key` (clip_grad,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -210,15 +211,45 @@ class SetsAnew(Capability, ABC):
     def set_anew(self, key: str, value: str) -> str:
         """What a user does in the trainer for `value` of such a setting; "" for any other one."""
 
+    @abstractmethod
+    def anew_in(self, key: str, places: Sequence[Place]) -> tuple[str, list[int]] | None:
+        """What the param groups have, in words, in which alone it makes `key` itself, and the
+        numbers of those that `places` are in; None where it does so in all."""
+
     @classmethod
-    def refuse(cls, checkpoint: Checkpoint, key: str, value: float) -> None:
-        """Raise SurgeryError where the trainer makes `key` itself."""
+    def refuse(
+        cls, checkpoint: Checkpoint, key: str, value: float, places: Sequence[Place] = ()
+    ) -> None:
+        """Raise SurgeryError where the trainer makes `key` itself: in all param groups, or in one
+        that a place of `places` is in."""
         own = cls.optional(checkpoint)
-        if own is not None and (advice := own.set_anew(key, f"{value:g}")):
-            raise SurgeryError(
-                f"the checkpoint does not decide {key}: its trainer makes it anew at each start",
-                next=advice,
-            )
+        if own is None or not (advice := own.set_anew(key, f"{value:g}")):
+            return
+        which = ""
+        hints: list[Hint] = [advice]
+        if (some := own.anew_in(key, places)) is not None:
+            words, groups = some
+            if not groups:
+                return
+            which = f" of param {'group' if len(groups) == 1 else 'groups'} "
+            which += f"{', '.join(map(str, groups))} ({words})"
+            hints.append(_of_the_others(checkpoint, key, value))
+        raise SurgeryError(
+            f"the checkpoint does not decide {key}{which}: its trainer makes it anew at each start",
+            next=hints,
+        )
+
+
+def _of_the_others(checkpoint: Checkpoint, key: str, value: float) -> Hint:
+    """How the groups get `value` whose `key` the checkpoint decides."""
+    with contextlib.suppress(SurgeryError):  # of one that does not name its parameters
+        if NamesGroups.of(checkpoint).of_parameters(key):
+            only = ("--params", "REGEX")
+            return command("set", f"{key}={value:g}", *only, why="of the other groups")
+    return (
+        f"the other groups keep the checkpoint's {key}, and nothing in it names them: set it in "
+        "param_groups in the trainer's code, once the checkpoint is loaded"
+    )
 
 
 class CountsMore(Capability, ABC):

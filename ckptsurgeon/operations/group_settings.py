@@ -90,10 +90,14 @@ class GroupSettings(Section):
     def changes(self, run: Run, recipe: Recipe, checkpoint: Checkpoint) -> Changes:
         setter = PlaceChanges(run)
         for key, value in self.given().items():
-            if key != "lr" or not checkpoint.locate("scheduler"):
+            decides = key != "lr" or not checkpoint.locate("scheduler")
+            if decides:
                 SetsAnew.refuse(checkpoint, key, value)
             name, index = PLURAL.get(key, (key, None))
-            for place in _matching(checkpoint, name, self.params):
+            places = _matching(checkpoint, name, self.params)
+            if decides:
+                SetsAnew.refuse(checkpoint, key, value, places)
+            for place in places:
                 if index is not None:
                     setter.put_nth(name, place, index, value)
                     continue

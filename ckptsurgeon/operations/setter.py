@@ -67,7 +67,8 @@ class Setter(PlaceChanges):
 
     def beta(self, index: int, value: float) -> None:
         """One of Adam's two, in every param group."""
-        SetsAnew.refuse(self.checkpoint, f"beta{index + 1}", value)
+        key, places = f"beta{index + 1}", self.checkpoint.locate("betas")
+        SetsAnew.refuse(self.checkpoint, key, value, places)
         for place in self._places("betas", self.run.format.advise_setting("betas")):
             self.put_nth("betas", place, index, float(value))
 
@@ -89,14 +90,15 @@ class Setter(PlaceChanges):
                     "with weight decay 0 in every group, no group shows which should decay: only "
                     "undo can restore it"
                 )
+        SetsAnew.refuse(self.checkpoint, key, value, places)
         for place in places:
             self.put(key, place, value if own is None else own.in_group(key, place, value))
 
     def setting(self, key: str, value: float) -> None:
         """A number that the param groups hold under a name of its own, or as the n-th of several:
         beta3 of `betas`, eps2 of Adafactor's `eps`."""
-        SetsAnew.refuse(self.checkpoint, key, value)
         places = self.checkpoint.settings(key)
+        SetsAnew.refuse(self.checkpoint, key, value, places)
         if not places and key[-1].isdigit():
             plural, index = {"beta": "betas"}.get(key[:-1], key[:-1]), int(key[-1]) - 1
             several = self.checkpoint.settings(plural)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import Surgeon
+from tests.support import described_runs
 from tests.support.event_logs import write_log
 from tests.support.lightning_files import lightning
 from tests.support.tiny_run import make_run
@@ -29,6 +30,14 @@ def test_an_undo_takes_the_command_back_too(surgeon: Surgeon, tmp_path: Path) ->
     for command, id in (("undo", "0001"), ("redo", "0002")):
         line = resume(surgeon(command, "--yes", "-C", root).stdout)
         assert f"restart its trainer with the command that you used before {id}; then" in line
+
+
+def test_a_trainer_that_is_told_its_step_is_told_the_new_one(
+    surgeon: Surgeon, tmp_path: Path
+) -> None:
+    root = described_runs.nanochat(tmp_path / "d2")
+    done = surgeon("rollback", "--to", "4", "--yes", "-C", root)
+    assert "with the same command and --resume-from-step 4" in resume(done.stdout)
 
 
 def test_a_trainer_that_prints_no_rate_is_read_by_what_it_logs(

@@ -81,12 +81,17 @@ def test_what_is_anew_is_refused_and_not_promised_and_the_rest_is(
 
 @pytest.mark.parametrize(
     ("more", "says"),
-    [("anew: [lr]\n", "`anew` is not a mapping"), ("anew: {lr: x}\n", "this loader has its own")],
+    [
+        ("anew: [lr]\n", "`anew` is not a mapping"),
+        ("anew: {lr: x}\n", "this loader has its own"),
+        ("anew: {lr: {of: [kind], instead: x}}\n", "is neither a text nor has `of` and `instead`"),
+        ("anew: {lr: {instead: x}}\n", "is neither a text nor has `of` and `instead`"),
+    ],
 )
 def test_a_page_that_can_not_be_meant_is_refused(tmp_path: Path, more: str, says: str) -> None:
     page = tmp_path / "own.yaml"
     loaded = 'name: own\nfiles:\n  "step_{step}": {loader: deepspeed}\n'
-    page.write_text((PAGE if "[" in more else loaded) + more)
+    page.write_text((loaded if "own" in says else PAGE) + more)
     with pytest.raises(UsageError, match=says):
         Run.open(tmp_path, str(page))
 
@@ -98,3 +103,63 @@ def test_a_draft_finds_the_scheduler_in_json(roots: dict[bool, Path], tmp_path: 
     files: dict[str, Any] = plain_yaml.read(page)["files"]
     assert files["step_{step}/state.json"]["schedulers"] == [["sched"]]
     assert "state.json" not in draft_page(draft(roots[False]))
+
+
+SOME = "anew:\n  {key}:\n    of: {{kind: muon}}\n    instead: start with {{value}}\n"
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    groups=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=3),
+    named=st.booleans(),
+    key=st.sampled_from(["weight_decay", "eps", "beta2"]),
+)
+def test_what_is_anew_in_some_groups_is_refused_for_these_alone(
+    tmp_path_factory: pytest.TempPathFactory,
+    groups: list[tuple[bool, bool]],
+    named: bool,
+    key: str,
+) -> None:
+    """Each group is Muon's or not, and decays or not; their parameters have names, or none."""
+    root = tmp_path_factory.mktemp("some") / "run"
+    made = [torch.nn.Parameter(torch.ones(2)) for _ in groups]
+    adam = torch.optim.AdamW(
+        [
+            {"params": [(f"p{i}", each)] if named else [each], "weight_decay": 0.1 if decays else 0}
+            for i, (each, (_, decays)) in enumerate(zip(made, groups, strict=True))
+        ]
+    )
+    for group, (muon, _) in zip(adam.param_groups, groups, strict=True):
+        group["kind"] = "muon" if muon else "adamw"
+    torch.stack([each.sum() for each in made]).sum().backward()
+    adam.step()
+    (root / "step_1").mkdir(parents=True)
+    torch.save(adam.state_dict(), root / "step_1" / "optim.pt")
+    page = root.parent / "own.yaml"
+    page.write_text(PAGE + SOME.format(key=key))
+    run = Run.open(root, str(page))
+    meant = [i for i, (_, decays) in enumerate(groups) if decays or key != "weight_decay"]
+    muon = [i for i in meant if groups[i][0]]
+    places = run.checkpoint(1).locate(KEYS[key])
+    assert [place.wins for place in places] == [not each for each, _ in groups]
+    refused = _refusal(run, {"set": {key: 0.125}})
+    if muon:
+        listed = ", ".join(map(str, muon))
+        one = "group" if len(muon) == 1 else "groups"
+        said = f"does not decide {key} of param {one} {listed} (kind muon)"
+        assert refused is not None and said in refused.what
+        assert refused.next[0] == "start with 0.125"
+    else:
+        assert refused is None or not meant
+    for i, (muon_, _) in enumerate(groups if named else ()):
+        alone = _refusal(run, {"set_params": {"params": f"^p{i}$", key: 0.125}})
+        assert (alone is not None) == muon_, alone
+        assert alone is None or f"{key} of param group {i} (kind muon)" in alone.what
+
+
+def _refusal(run: Run, recipe: dict[str, Any]) -> SurgeryError | None:
+    try:
+        surgery.plan(run, from_data(recipe))
+    except SurgeryError as error:
+        return error
+    return None

@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptsurgeon.formats.capabilities import SetsAnew
 from ckptsurgeon.formats.described.description import Description
+from ckptsurgeon.formats.described.made_anew import MadeAnew
 from ckptsurgeon.formats.fields.values import Place, Setting
 from ckptsurgeon.formats.schedules.torch_schedulers import TorchSchedulers
 from ckptsurgeon.plans.promise import Caveat, Promise
@@ -28,16 +29,32 @@ class Anew(TorchSchedulers, SetsAnew):
 
     def is_anew(self, field: str) -> bool:
         """Whether the page names the field, or one of Adam's betas."""
-        return any(key in self._anew for key in (BETAS if field == "betas" else (field,)))
+        return bool(self._made(field))
+
+    def makes(self, field: str, place: Place) -> bool:
+        """Whether the trainer makes the field itself in the param group of its `place`."""
+        return any(
+            made.takes(lambda key: self.value(place.file, self.beside(place, key)))
+            for made in self._made(field)
+        )
 
     def set_anew(self, key: str, value: str) -> str:
         """As the page says."""
-        return self._anew.get(key, "").replace("{value}", value)
+        made = self._anew.get(key)
+        return "" if made is None else made.instead.replace("{value}", value)
+
+    def anew_in(self, key: str, places: Sequence[Place]) -> tuple[str, list[int]] | None:
+        """By what the page says that the groups have."""
+        made = self._anew.get(key)
+        if made is None or not made.of:
+            return None
+        numbers = {self.group_of(place) for place in places if self.makes(key, place)}
+        return made.groups, sorted(numbers)
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused where no saved scheduler makes the rates."""
         if "lr" in values and self.saved_schedule() is None:
-            SetsAnew.refuse(self, "lr", values["lr"])
+            SetsAnew.refuse(self, "lr", values["lr"], self.locate("lr"))
         return super().reschedule(values)
 
     def promise(self, step: int, lr: float | None) -> Promise:
@@ -58,6 +75,10 @@ class Anew(TorchSchedulers, SetsAnew):
         else:
             yield Caveat(f"{start}; the saved scheduler makes those after it", "lr", known=False)
 
+    def _made(self, field: str) -> list[MadeAnew]:
+        keys = BETAS if field == "betas" else (field,)
+        return [self._anew[key] for key in keys if key in self._anew]
+
     @property
-    def _anew(self) -> Mapping[str, str]:
+    def _anew(self) -> Mapping[str, MadeAnew]:
         return {} if self.description is None else self.description.anew

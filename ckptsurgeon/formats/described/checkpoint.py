@@ -37,11 +37,15 @@ class DescribedCheckpoint(Anew, Saving, TorchCheckpoint, HasWeights):
 
     def find(self, field: str) -> Sequence[Place]:
         """What the page names, and what a torch optimizer and scheduler keep. What the trainer
-        makes itself wins nowhere."""
+        makes itself wins in no group where it does."""
         if field in COUNTERS:
             return self.below((self.counters or {}).get(field, ()))
         places = super().find(field)
-        return [place._replace(wins=False) for place in places] if self.is_anew(field) else places
+        if not self.is_anew(field):
+            return places
+        return [
+            place._replace(wins=place.wins and not self.makes(field, place)) for place in places
+        ]
 
     def iteration(self) -> int:
         """What the page calls so, else the step."""

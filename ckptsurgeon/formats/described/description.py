@@ -15,6 +15,7 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats.described.file_pattern import FilePattern
+from ckptsurgeon.formats.described.made_anew import MadeAnew
 from ckptsurgeon.formats.described.name_pattern import NUMBER
 from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.plans.frozen import frozen
@@ -35,9 +36,10 @@ ANY_FOLDERS = 2
 COUNTERS = ("iteration", "consumed_samples", "tokens")
 """What `fields` may name."""
 OLDER = "rollback"
-OPTIONS = ("clip_grad", "seed", "optimizer", "skip", "batch_size", "rampup", OLDER)
-"""What `options` may name: settings that the checkpoint does not decide, and a step that was saved
-over."""
+RESUME = "resume"
+OPTIONS = ("clip_grad", "seed", "optimizer", "skip", "batch_size", "rampup", OLDER, RESUME)
+"""What `options` may name: settings that the checkpoint does not decide, a step that was saved over,
+and what a start names the step with that it loads."""
 
 
 @frozen
@@ -116,7 +118,7 @@ class Description:
     of a step's last update in the logs is more than that of the step. A file named as a step and
     `unfinished` marks what the trainer does not resume; it is inside of the step where `unfinished`
     begins with a slash. `in_a_bucket` and `in_a_fork` are notes for a run in one. `anew` are
-    settings of the param groups that the trainer makes itself at each start, and where."""
+    settings of the param groups that the trainer makes itself at each start."""
 
     name: str
     files: Mapping[FilePattern, Content]
@@ -134,7 +136,7 @@ class Description:
     log_files: tuple[str, ...] = ()
     log_offset: int | None = None
     options: Mapping[str, str] = field(default_factory=dict)
-    anew: Mapping[str, str] = field(default_factory=dict)
+    anew: Mapping[str, MadeAnew] = field(default_factory=dict)
 
     @property
     def numbered(self) -> bool:
@@ -333,12 +335,22 @@ class _Page:
         if within and inside:
             raise self.wrong(f"files.{inside[0]}", f"is not in the folder {within.folder.text!r}")
 
-    def anew(self, value: Any, contents: Mapping[FilePattern, Content]) -> Mapping[str, str]:
+    def anew(
+        self, value: Any, contents: Mapping[FilePattern, Content]
+    ) -> Mapping[str, MadeAnew]:
         """What the trainer makes itself of an optimizer that is named key by key."""
         given = self.mapping(value, "anew")
         if given and any(item.loader in ("deepspeed", "megatron") for item in contents.values()):
             raise self.wrong("anew", "is of torch's optimizers alone: this loader has its own")
-        return {key: str(text) for key, text in given.items()}
+        found: dict[str, MadeAnew] = {}
+        for key, said in given.items():
+            made = MadeAnew.read(said)
+            if made is None:
+                raise self.wrong(f"anew.{key}", "is neither a text nor has `of` and `instead`")
+            if made.of and any(item.loader for item in contents.values()):
+                raise self.wrong(f"anew.{key}", "has an `of`, which is of torch files alone")
+            found[key] = made
+        return found
 
     def path(self, value: Any, key: str) -> KeyPath:
         path = self.items(value, key)
