@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -16,7 +16,7 @@ from ckptsurgeon.errors import SurgeryError, UsageError, first_few
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import Ranks
 from ckptsurgeon.formats.layout import NamesElsewhere, NamesMore, linked
-from ckptsurgeon.formats.step_folders import is_link, listed
+from ckptsurgeon.formats.step_folders import is_link, listed, number_of
 from ckptsurgeon.hints import command, shell
 from ckptsurgeon.operations import completion, swap_optimizer
 from ckptsurgeon.operations.completion import saved_steps
@@ -128,7 +128,25 @@ class Repair(Section):
             )
         if self.to is None and over:
             warnings.append(f"newer steps are incomplete or damaged: {', '.join(over)}")
-        return changes, warnings
+        return changes, [*warnings, *_under_other_names(run, checkpoint.step, self.to is None)]
+
+
+def _under_other_names(run: Run, step: int, newest: bool) -> Iterator[str]:
+    """What a pointer to `step` passes over, as by its name it is no step: a folder that has each
+    file of one, as the save of a best evaluation has."""
+    if not newest or not isinstance(run.format, NamesMore):
+        return
+    own = run.directory(step)
+    names = {path.name for path in run.format.files(run.root, step) if path.parent == own}
+    for folder in run.format.begun(run.root, step):
+        number = number_of(folder.name)
+        if number is None or not folder.is_dir() or not names <= {*listed(folder)}:
+            continue
+        new = run.directory(number).name
+        yield (
+            f"{run.relative(folder)} is newer, and no step by its name: "
+            f"{shell(['mv', folder, folder.with_name(new)])} makes it one, which this command takes"
+        )
 
 
 def _by_name(run: Run, step: int) -> list[Path]:

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from ckptsurgeon import Run, surgery
+from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.plans.plan import Plan
 from ckptsurgeon.recipe.file import from_data
 from tests.conftest import Trained
 from tests.support import library_source
@@ -62,6 +64,29 @@ def test_a_save_of_the_best_evaluation_leaves_with_its_step(trained: Trained) ->
     operate(root, {"rollback": {"to": 4}})
     assert {path.name for path in root.glob("best_*")} == {"best_global_step2"}
     take_back(root, before)
+
+
+def test_a_repair_names_a_newer_save_of_the_best_evaluation(trained: Trained) -> None:
+    """It is what `latest` names after it was saved, and loads as any step does; an export does
+    not."""
+    root = scored(trained(), 2, 4, 6, 8)
+    shutil.copytree(root / "global_step8", root / "best_global_step9")
+    exported(root, 11)
+    (root / "latest").write_text("best_global_step9")
+    with pytest.raises(SurgeryError, match="latest is missing or names no step"):
+        Run.open(root).latest()
+    (note,) = (text for text in repair(root).warnings if "is newer" in text)
+    best, step = root / "best_global_step9", root / "global_step9"
+    assert note.startswith("best_global_step9 is newer, and no step by its name: mv ")
+    assert f"mv {best} {step} makes it one" in note
+    assert not any("is newer" in text for text in repair(root, to=8).warnings)
+    best.rename(step)
+    plan = repair(root)
+    assert plan.step == 9 and not any("is newer" in text for text in plan.warnings)
+
+
+def repair(root: Path, **to: int) -> Plan:
+    return surgery.plan(Run.open(root), from_data({"repair_latest": to}))
 
 
 def test_an_export_leaves_with_its_step(trained: Trained) -> None:
