@@ -6,7 +6,7 @@ event files say of one training, `lineage` puts together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,21 @@ class Told:
 
     of: NDArray[np.int64]
     losses: Sequence[frozenset[str]]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Told]) -> Told:
+        """Of the points of several files, one after the other."""
+        import numpy as np
+
+        known: dict[frozenset[str], int] = {}
+        own = [[known.setdefault(each, len(known)) for each in part.losses] for part in parts]
+        of = [np.array(new, np.int64)[part.of] for new, part in zip(own, parts, strict=True)]
+        return cls(np.concatenate(of), [*known])
+
+
+def losses(names: Iterable[str]) -> frozenset[str]:
+    """Those of the names that a loss has, in training or not."""
+    return frozenset(name for name in names if "loss" in name.lower())
 
 
 def leading_to(

@@ -94,7 +94,9 @@ class Trackio(Database):
         return steps
 
     def leading_to(self, points: Points, marks: Marks, what: Subject) -> NDArray[np.bool_]:
-        return trail.leading_to(points.steps, points.walls, marks, what)
+        losses = [frozenset(name.split("\n")) - {""} for name in points.names]
+        told = trail.Told(points.of.astype("q"), losses)
+        return trail.leading_to(points.steps, points.walls, marks, what, told)
 
     def parted(self, database: sqlite3.Connection, parted: Parted) -> Iterator[Statement]:
         if parted.keep:
@@ -236,17 +238,18 @@ def _cut_from(database: sqlite3.Connection, id: str, run: str) -> bool:
 
 def _points(rows: Iterable[tuple[int, int, str, str | bytes]]) -> Points:
     """The points of these rows by what counts updates in them; of one that says nothing of it the
-    step is `trail.NONE`, where another says it."""
+    step is `trail.NONE`, where another says it. The name of each are those of its losses."""
     import numpy as np
 
     known: dict[str, dict[int, float]] = {}
 
     def each() -> Iterator[tuple[int, int, float, str]]:
         for at, (number, step, time, metrics) in enumerate(rows):
-            for name, value in _numbers(metrics).items():
+            numbers = _numbers(metrics)
+            for name, value in numbers.items():
                 if signals.step_name([name], None) is not None and 0 <= value < 1 << 60:
                     known.setdefault(name, {})[at] = value
-            yield number, step, _seconds(time), ""
+            yield number, step, _seconds(time), "\n".join(sorted(trail.losses(numbers)))
 
     points = Points.read(each())
     named = signals.step_name(dict.fromkeys(known), None)

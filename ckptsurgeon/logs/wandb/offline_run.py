@@ -124,7 +124,8 @@ class OfflineRun(LogSource):
         walls = np.concatenate([log.column(WALL) for log in logs])
         folders = relative(self.path.parent.with_name(f"*-{self.id}"), self.root)
         what = Subject(relative(self.path, self.root), leave(folders, "records"))
-        flags = trail.leading_to(steps, walls, marks, what)
+        told = trail.Told.joined([log.told for log in logs])
+        flags = trail.leading_to(steps, walls, marks, what, told)
         borders = np.cumsum([0, *(log.points for log in logs)])
         parted = []
         last = -1
@@ -256,7 +257,8 @@ class _Log:
         self._kinds, self._numbers = array("B"), array("d")
         self._columns: dict[bytes, array[float]] = {}
         self._known: dict[bytes, bool] = {}
-        layouts: dict[tuple[tuple[bytes, ...], ...], list[tuple[int, bytes]]] = {}
+        self._told, self._losses = array("q"), dict[frozenset[str], int]()
+        layouts: dict[tuple[tuple[bytes, ...], ...], tuple[list[tuple[int, bytes]], int]] = {}
         for item in framing.records(self._data, path):
             kind, number = record.kind(item.data), math.nan
             if kind == HISTORY:
@@ -264,7 +266,9 @@ class _Log:
                 layout = (sizes, found)
                 if layout not in layouts:  # few, as points have the same names
                     layouts[layout] = self._wanted(sizes, found)
-                for at, name in layouts[layout]:
+                wanted, losses = layouts[layout]
+                self._told.append(losses)
+                for at, name in wanted:
                     column = self._columns.setdefault(name, array("d"))
                     column.extend([math.nan] * (self.points - len(column)))
                     column.append(record.number(texts[at]))
@@ -281,8 +285,10 @@ class _Log:
             self._numbers.append(number)
         self.names = {name.decode(): None for name in self._known}
 
-    def _wanted(self, sizes: Sequence[bytes], names: Sequence[bytes]) -> list[tuple[int, bytes]]:
-        """Which of these names count steps, or tell the time."""
+    def _wanted(
+        self, sizes: Sequence[bytes], names: Sequence[bytes]
+    ) -> tuple[list[tuple[int, bytes]], int]:
+        """Which of these names count steps, or tell the time; and which losses there are."""
         places: dict[bytes, int] = {}  # of two of one name the last counts
         for at, (size, name) in enumerate(zip(sizes, names, strict=True)):
             if size[0] == len(name):
@@ -291,7 +297,16 @@ class _Log:
             if name not in self._known:
                 own = name in (OWN.encode(), WALL.encode())
                 self._known[name] = own or counts_steps(name)
-        return [(at, name) for name, at in places.items() if self._known[name]]
+        wanted = [(at, name) for name, at in places.items() if self._known[name]]
+        losses = trail.losses(name.decode() for name in places)
+        return wanted, self._losses.setdefault(losses, len(self._losses))
+
+    @property
+    def told(self) -> trail.Told:
+        """Which losses each point has."""
+        import numpy as np
+
+        return trail.Told(np.array(self._told, np.int64), [*self._losses])
 
     def column(self, name: str) -> NDArray[np.float64]:
         """The numbers of one name, NaN where a point has none."""
