@@ -19,8 +19,8 @@ class Advice:
     fresh_optimizer: str
     """How the trainer is started so that it loads no optimizer state."""
     resume_option: str = ""
-    """How a start names the step that it loads, with `{value}` for its number; "" for a trainer that
-    finds it by itself."""
+    """How a start names the step that it loads, with `{value}` for its number; "" where it finds it
+    by itself."""
 
     def advise(self, key: str, value: object) -> str:
         """A sentence: what to do in this trainer so that it uses `value` for `key` (clip_grad,

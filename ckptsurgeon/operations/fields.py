@@ -22,9 +22,7 @@ from ckptsurgeon.operations.limits import ANY, FURTHER
 
 F = TypeVar("F", bound="Fields")
 SHARE = r"(\d+\.?\d*|\.\d+)"
-SCALE = re.compile(
-    rf"{SHARE}\s*%|{SHARE}\s*/\s*{SHARE}|[x*×]\s*{SHARE}|{SHARE}\s*[x*×]", re.ASCII
-)
+SCALE = re.compile(rf"{SHARE}\s*%|{SHARE}\s*/\s*{SHARE}|[x*×]\s*{SHARE}|{SHARE}\s*[x*×]", re.ASCII)
 SCALES = {"half": "0.5x", "double": "2x", "twice": "2x", "quarter": "0.25x", "tenth": "0.1x"}
 """How people write a share of the present value."""
 

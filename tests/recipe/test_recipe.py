@@ -77,7 +77,10 @@ def test_the_remedy_fits_the_mistake(tmp_path: Path, text: str, fix: str) -> Non
         ("why: [1, 2", "expected"),
         ("tensorboard: {rename: {a: 1}}", "`tensorboard.rename`"),
         ("tensorboard: {after: 5, order: size}", "`tensorboard.order` takes no 'size'"),
-        ("tensorboard: {after: 5, axes: {loss: hours}}", "`tensorboard.axes.loss` takes no 'hours'"),
+        (
+            "tensorboard: {after: 5, axes: {loss: hours}}",
+            "`tensorboard.axes.loss` takes no 'hours'",
+        ),
         ("tensorboard: {after: -1}", "`tensorboard.after` is -1"),
         ("tensorboard: {after: 5, samples: -1}", "`tensorboard.samples` is -1"),
     ],

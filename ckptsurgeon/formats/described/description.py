@@ -38,8 +38,8 @@ COUNTERS = ("iteration", "consumed_samples", "tokens")
 OLDER = "rollback"
 RESUME = "resume"
 OPTIONS = ("clip_grad", "seed", "optimizer", "skip", "batch_size", "rampup", OLDER, RESUME)
-"""What `options` may name: settings that the checkpoint does not decide, a step that was saved over,
-and what a start names the step with that it loads."""
+"""What `options` may name: settings that the checkpoint does not decide, a step that was saved
+over, and what a start names the step with that it loads."""
 
 
 @frozen
@@ -335,9 +335,7 @@ class _Page:
         if within and inside:
             raise self.wrong(f"files.{inside[0]}", f"is not in the folder {within.folder.text!r}")
 
-    def anew(
-        self, value: Any, contents: Mapping[FilePattern, Content]
-    ) -> Mapping[str, MadeAnew]:
+    def anew(self, value: Any, contents: Mapping[FilePattern, Content]) -> Mapping[str, MadeAnew]:
         """What the trainer makes itself of an optimizer that is named key by key."""
         given = self.mapping(value, "anew")
         if given and any(item.loader in ("deepspeed", "megatron") for item in contents.values()):
