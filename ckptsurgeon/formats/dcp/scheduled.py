@@ -19,6 +19,9 @@ from ckptsurgeon.formats.schedules import saved
 from ckptsurgeon.formats.schedules.torch_schedulers import TorchSchedulers
 from ckptsurgeon.plans.edits import Key
 
+DEEP = 8
+"""Names that lead to a value of a scheduler, at most."""
+
 
 @dataclass
 class ScheduledCheckpoint(TorchSchedulers, DcpCheckpoint, AdjustsGroups):
@@ -41,21 +44,27 @@ class ScheduledCheckpoint(TorchSchedulers, DcpCheckpoint, AdjustsGroups):
         return super().find(field)
 
     def saved_by(self, file: Path, path: tuple[Key, ...]) -> Any:
-        """In the folder put together from its values."""
+        """In the folder put together from its values, unless rates are tensors: each is a value of
+        its own then, and no class saves such keys."""
         if file != self.saved.path:
             return super().saved_by(file, path)
-        inside = f"{path[0]}."
-        return {
-            name.removeprefix(inside): self.trees[file][name]
-            for name in self.saved.items
-            if name.startswith(inside)
-        }
+        inside, items = f"{path[0]}.", self.saved.items
+        names = [name for name in items if name.startswith(inside)]
+        values = {name.removeprefix(inside): self.trees[file][name] for name in names}
+        return values if any(items[name].is_tensor for name in names) else nested(values)
 
     def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
         """Also of what was flattened: (beginning of the name, key, …)."""
-        if file == self.saved.path and len(path) > 1 and (file, path[:1]) in self.schedulers:
-            path = (f"{path[0]}.{path[1]}", *path[2:])
+        if file == self.saved.path and (file, path[:1]) in self.schedulers:
+            path = self._named(path)
         return super().at(file, path, wins)
+
+    def _named(self, path: tuple[Key, ...]) -> tuple[Key, ...]:
+        """The name of a value, as torch joins it of keys and numbers, and what is inside of it."""
+        name, rest = str(path[0]), path[1:]
+        while rest and name not in self.saved.items:
+            name, rest = f"{name}.{rest[0]}", rest[1:]
+        return (name, *rest)
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """By the names that each group holds; the rates of the groups too."""
@@ -107,3 +116,23 @@ class ScheduledCheckpoint(TorchSchedulers, DcpCheckpoint, AdjustsGroups):
     def notes(self) -> list[str]:
         """Also what a scheduler does beside the rate."""
         return [*super().notes(), *self.on_schedule()]
+
+
+def nested(values: Mapping[str, Any]) -> Any:
+    """What torch flattened into these values: a list where the keys are 0, 1, and so on. They stay
+    as they are where a name begins another one, or where more is nested than any class saves."""
+    if any(name.count(".") > DEEP for name in values):
+        return dict(values)
+    out: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        first, dot, rest = name.partition(".")
+        if dot:
+            inner.setdefault(first, {})[rest] = value
+        else:
+            out[first] = value
+    if out.keys() & inner.keys():
+        return dict(values)
+    out |= {key: nested(each) for key, each in inner.items()}
+    numbered = [str(number) for number in range(len(out))]
+    return [out[key] for key in numbered] if out and out.keys() == {*numbered} else out

@@ -163,10 +163,10 @@ def _values(saved: Saved) -> Contents:
     """Of a folder of torch.distributed.checkpoint, by the names of its values."""
     names = list(saved.items)
     optimizers = _before(names, r"\.(state|param_groups)\..+")
-    schedulers = _before(names, r"\.last_epoch")
-    theirs = tuple(f"{each}." for each in (*optimizers, *schedulers))
-    others = [name for name in names if not name.startswith(theirs)]
-    weights = [each for each in map(_model, others) if each]
+    others = [name for name in names if not name.startswith(_below(optimizers))]
+    schedulers = _schedulers(saved, others)
+    others = [name for name in others if not name.startswith(_below(schedulers))]
+    weights = [each for name in others if (each := _called(name, WEIGHTS))]
     counters = []
     for name in others:
         last = name.rpartition(".")[2]
@@ -178,10 +178,29 @@ def _values(saved: Saved) -> Contents:
     return Contents({"loader": "dcp", **{key: of for key, of in keys.items() if of}}, counters)
 
 
-def _model(name: str) -> str:
-    """What begins the name of a value of a model, with the part that is called so."""
+def _schedulers(saved: Saved, names: Sequence[str]) -> list[str]:
+    """What begins the names of each scheduler: of one of torch, without those that are parts of it,
+    and of what is called a scheduler and holds numbers, of whatever class it is."""
+    found = _before(names, r"\.last_epoch")
+    found = [each for each in found if not each.startswith(_below(found))]
+    for name in names:
+        called = f"{_called(name, SCHEDULED)}."
+        known = called == "." or any(each.startswith(called) for each in _below(found))
+        if known or saved.items[name].is_tensor:
+            continue
+        if isinstance(saved.value(name), (int, float)):
+            found.append(called[:-1])
+    return found
+
+
+def _below(beginnings: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{each}." for each in beginnings)
+
+
+def _called(name: str, word: re.Pattern[str]) -> str:
+    """What begins the name of a value, with the first part before the last that is called so."""
     parts = name.split(".")
-    at = next((i for i, part in enumerate(parts[:-1]) if WEIGHTS.fullmatch(part)), None)
+    at = next((i for i, part in enumerate(parts[:-1]) if word.fullmatch(part)), None)
     return "" if at is None else ".".join(parts[: at + 1])
 
 
