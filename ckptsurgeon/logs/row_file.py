@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 END = 256 << 10
 """Bytes at the end of a file in which its last step is looked for."""
 CHUNK = 1 << 20
+LAYOUTS = 1000
+"""Rows of names that are kept in memory."""
 UPDATES = "iter"
 """What counts the records of a file where `step` counts two things."""
 
@@ -261,10 +263,18 @@ def _parsed(line: bytes) -> Mapping[str, Any]:
     return item if isinstance(item, dict) else {}
 
 
-def _losses(item: Mapping[str, Any]) -> frozenset[str]:
-    """The names of the losses that a record has."""
-    has = (key for key, value in item.items() if value not in ("", None) and "loss" in key.lower())
-    return frozenset(has)
+def _losses(
+    item: Mapping[str, Any], known: dict[tuple[str, ...], frozenset[str]]
+) -> frozenset[str]:
+    """The names of the losses that a record has; `known` are those of the layouts before it."""
+    layout = tuple(item)
+    names = known.get(layout)
+    if names is None:  # few, as records have the same names
+        if len(known) > LAYOUTS:
+            known.clear()
+        names = known[layout] = trail.losses(layout)
+    lacking = [name for name in names if item[name] in ("", None)]
+    return names.difference(lacking) if lacking else names
 
 
 class _Index:
@@ -276,6 +286,7 @@ class _Index:
 
         ends, steps, walls, told = array("Q"), array("q"), array("d"), array("q")
         kinds: dict[frozenset[str], int] = {}
+        layouts: dict[tuple[str, ...], frozenset[str]] = {}
         self.header, end = False, 0
         try:
             with path.open("rb") as file:
@@ -285,7 +296,7 @@ class _Index:
                     item, step, wall = said(record.item), None, math.nan
                     if not record.header:
                         step, wall = signals.point(item, own)
-                    told.append(kinds.setdefault(_losses(item), len(kinds)))
+                    told.append(kinds.setdefault(_losses(item, layouts), len(kinds)))
                     ends.append(end)
                     steps.append(trail.NONE if step is None else step)
                     walls.append(wall)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 LOSS, GRAD_NORM, LOSS_SCALE, LR = "loss", "grad-norm", "loss-scale", "lr"
@@ -123,7 +124,12 @@ def step_name(names: Iterable[str], own: str | None) -> str | None:
     """The name that counts updates: the user's, else the best known one."""
     if own is not None:
         return own if own in names else None
-    known = {plain(name): name for name in reversed(list(names))}
+    return _known_step_name(tuple(names))
+
+
+@lru_cache(maxsize=1024)  # the records of a log have the same names
+def _known_step_name(names: tuple[str, ...]) -> str | None:
+    known = {plain(name): name for name in reversed(names)}
     exact = next((known[name] for name in STEPS if name in known), None)
     if exact is not None:
         return exact
