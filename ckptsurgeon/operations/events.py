@@ -237,9 +237,15 @@ def _beside(run: Run, checkpoint: Checkpoint | None) -> list[str]:
     if checkpoint is None or run.bare:
         return []
     told, step = [], checkpoint.step
-    for path in beside(run.root, run.logs.roots(), checkpoint.state().saved_at):
-        name, own = run.relative(path), "tensorboard: [., ..]"
-        if path.is_dir():
+    for each in beside(run.root, run.logs.roots(), checkpoint.state().saved_at):
+        name, own = run.relative(each.path), "tensorboard: [., ..]"
+        if each.unread:
+            told.append(
+                f"{name} can't be looked at ({each.unread}): if logs of this run are there, they "
+                "stay as they are"
+            )
+            continue
+        if each.path.is_dir():
             name, own = f"{name}/", f"tensorboard: [., {name}]"
         told.append(
             f"{name} stays as it is, and was written to since step {step} was saved: if it is of "

@@ -10,6 +10,8 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ckptsurgeon import disk
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run import strangers
 from ckptsurgeon.transaction.home import EVENTS, HOME, ROWS, is_log
@@ -26,31 +28,50 @@ DEEP, MOST = 3, 2000
 LINES = (".csv", ".tsv", ".jsonl")
 
 
-def beside(run: Path, known: Collection[Path], since: float) -> list[Path]:
+@frozen
+class Beside:
+    """Such a log, or a folder of logs; where it can't be looked at, why."""
+
+    path: Path
+    unread: str = ""
+
+
+def beside(run: Path, known: Collection[Path], since: float) -> list[Beside]:
     """Such folders, and logs that lie beside the run themselves, that were written to after `since`
     and are in none of the `known` folders; and folders one above that have in them one with the
-    name of the run, as `logs/NAME` beside `checkpoints/NAME`."""
+    name of the run, as `logs/NAME` beside `checkpoints/NAME`. Nothing here is needed: what can't be
+    looked at, as a mount whose server is gone, is named; what this user may not read is not."""
     real = Path(os.path.realpath(run))
     if reads.key(run) is not None or any(real.is_relative_to(f) and f != real for f in known):
         return []  # nothing is beside a mirror; and all that is there is looked at
     here, above = real.parent, real.parent.parent
-    found = [here / name for name in (*FOLDERS, *TRACKERS)]
-    found += [above / name / real.name for name in FOLDERS if above != here]
-    found = [path for path in found if path.is_dir() and not path.is_symlink()]
+    folders = [here / name for name in (*FOLDERS, *TRACKERS)]
+    folders += [above / name / real.name for name in FOLDERS if above != here]
+    files: list[Path] = []
     with contextlib.suppress(OSError), os.scandir(here) as items:
         names = [item.name for item in items if EVENTS in item.name or item.name in ROWS]
-        found += [here / name for name in names if (here / name).is_file()]
-    found = [path for path in sorted(found) if path != real and path not in known]
-    return [path for path in found if any(_written(log, since) for log in _logs(path))]
+        files = [here / name for name in names]
+    found = []
+    for path in sorted([*folders, *files]):
+        if path == real or path in known:
+            continue
+        try:
+            logs = _logs(path) if path in folders else filter(disk.is_file, [path])
+            if any(_written(log, since) for log in logs):
+                found.append(Beside(path))
+        except PermissionError:
+            continue
+        except OSError as error:
+            found.append(Beside(path, error.strerror or str(error)))
+    return found
 
 
 def _logs(item: Path) -> Iterator[Path]:
-    """The files in a folder that may be logs."""
-    if item.is_file():
-        yield item
+    """The files in a folder that may be logs; none of a link. Raises OSError."""
+    if not disk.is_folder(item) or disk.is_link(item):
         return
     seen = 0
-    for folder, inner, files in os.walk(item):
+    for folder, inner, files in disk.walk(item, past_closed=True):
         here = Path(folder)
         deep = len(here.relative_to(item).parts) >= DEEP
         inner[:] = [] if deep else [name for name in sorted(inner) if name != HOME]
@@ -64,6 +85,6 @@ def _logs(item: Path) -> Iterator[Path]:
 
 
 def _written(path: Path, since: float) -> bool:
-    with contextlib.suppress(OSError):
-        return path.stat().st_mtime > since
+    with contextlib.suppress(PermissionError):
+        return disk.is_file(path) and path.stat().st_mtime > since
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Mapping
@@ -101,10 +102,7 @@ def _refuse_other_files(here: Path, format: str) -> None:
 
 def _refuse_unknown_layout(here: Path) -> None:
     """Raise UsageError for a folder that looks like a saved step, by its name and a file in it."""
-    try:
-        inside = sorted(here.iterdir())[:WIDTH]
-    except OSError:
-        return
+    inside = _inside(here)[:WIDTH]
     for file in inside:
         if file.name.endswith(TORCH) and NUMBERED.fullmatch(file.name) and file.is_file():
             raise UsageError(
@@ -112,9 +110,9 @@ def _refuse_unknown_layout(here: Path) -> None:
                 next=command("draft-format", run=here, why=DRAFTED),
             )
     for folder in inside:
-        if not STEP.fullmatch(folder.name) or not folder.is_dir():
+        if not STEP.fullmatch(folder.name) or not _is_folder(folder):
             continue
-        if any(path.name.endswith(TORCH) for path in folder.iterdir()):
+        if any(path.name.endswith(TORCH) for path in _inside(folder)):
             raise UsageError(
                 f"{folder} is a saved step in no layout that is known here",
                 next=command("draft-format", run=here, why=DRAFTED),
@@ -125,7 +123,7 @@ def meant(start: Path) -> list[Hint]:
     """What helps where `start` is no directory: one beside it with nearly that name, or how a run
     is named."""
     beside = start.absolute().parent
-    names = [path.name for path in beside.iterdir() if path.is_dir()] if beside.is_dir() else []
+    names = [path.name for path in _inside(beside) if _is_folder(path)]
     near = difflib.get_close_matches(start.name, names, n=1)
     return [again(swapped=(start, start.with_name(name))) for name in near] or [
         command("status", run="RUN", why="RUN is the folder that holds the checkpoints")
@@ -183,11 +181,31 @@ def _below(folder: Path) -> list[Path]:
     there."""
     level = [folder]
     for _ in range(3):
-        try:
-            inner = [p for above in level for p in above.iterdir() if p.is_dir() and p.name != HOME]
-        except OSError:
-            return []
+        inner = [p for above in level for p in _inside(above) if p.name != HOME and _is_folder(p)]
         level = sorted(inner)[:WIDTH]
-        if found := [path for path in level if is_run(path)]:
+        if found := [path for path in level if _is_run(path)]:
             return found
     return []
+
+
+# Where only a hint is looked for, what can not be looked at, as a mount whose server is gone, has
+# nothing in it.
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _is_folder(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return path.is_dir()
+    return False
+
+
+def _is_run(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return is_run(folder)
+    return False
