@@ -236,22 +236,8 @@ def _beside(run: Run, checkpoint: Checkpoint | None) -> list[str]:
     """What to know of logs beside the run that were written to since its step was saved."""
     if checkpoint is None or run.bare:
         return []
-    told, step = [], checkpoint.step
-    for each in beside(run.root, run.logs.roots(), checkpoint.state().saved_at):
-        name, own = run.relative(each.path), "tensorboard: [., ..]"
-        if each.unread:
-            told.append(
-                f"{name} can't be looked at ({each.unread}): if logs of this run are there, they "
-                "stay as they are"
-            )
-            continue
-        if each.path.is_dir():
-            name, own = f"{name}/", f"tensorboard: [., {name}]"
-        told.append(
-            f"{name} stays as it is, and was written to since step {step} was saved: if it is of "
-            f"this run, name its folder in ckptsurgeon.yaml: {own}"
-        )
-    return told
+    found = beside(run.root, run.logs.roots(), checkpoint.state().saved_at)
+    return [each.told(run.root, checkpoint.step) for each in found]
 
 
 def _renamed(run: Run, section: TensorBoard, counts: Sequence[Counts], by: str) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ckptsurgeon import disk
+from ckptsurgeon.plans.edits import relative
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run import strangers
@@ -34,6 +35,21 @@ class Beside:
 
     path: Path
     unread: str = ""
+
+    def told(self, run: Path, step: int) -> str:
+        """What to know of it in a plan for `step`."""
+        name, own = relative(self.path, run), "tensorboard: [., ..]"
+        if self.unread:
+            return (
+                f"{name} can't be looked at ({self.unread}): if logs of this run are there, they "
+                "stay as they are"
+            )
+        if self.path.is_dir():
+            name, own = f"{name}/", f"tensorboard: [., {name}]"
+        return (
+            f"{name} stays as it is, and was written to since step {step} was saved: if it is of "
+            f"this run, name its folder in ckptsurgeon.yaml: {own}"
+        )
 
 
 def beside(run: Path, known: Collection[Path], since: float) -> list[Beside]:
