@@ -17,7 +17,7 @@ from ckptsurgeon import Run
 from ckptsurgeon.formats import Checkpoint, Format, detect
 from ckptsurgeon.formats.described.copied import Copied
 from tests.formats.matrix import FORMATS
-from tests.support import cooled, described_runs, detectron2_loop, epoch_runs
+from tests.support import cooled, described_runs, detectron2_loop, epoch_runs, lerobot_files
 from tests.support.conformance import LAWS
 
 pytestmark = [
@@ -39,6 +39,7 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "litgpt-finetune": described_runs.litgpt_finetune,
     "mmengine": described_runs.mmengine,
     "nanochat": described_runs.nanochat,
+    "lerobot": lerobot_files.run,
     "mmengine-epochs": partial(described_runs.mmengine, by="epoch"),
     "detectron2": detectron2_loop.run,
     "detectron2-plain": partial(detectron2_loop.run, plain=True),

@@ -217,7 +217,7 @@ PAGES = {
     "files: {'{step}.pt': {optimizers: [[true]]}}": "is not a list of keys and numbers",
     "files: {'{step}.pt': {fields: {lr: [[a]]}}}": "unknown key `files.{step}.pt.fields.lr`",
     "files: {'{step}.pt': {optional: 2}}": "is neither true nor false",
-    "files: {'{step}/a': {loader: dcp, optional: true}}": "and so no has or optional",
+    "files: {'{step}/a': {loader: dcp, optional: true}}": "and so no has, groups or optional",
     "files: {'{step}/a': {loader: dcp}, '{step}/b': {loader: dcp, optimizers: [[b]]}}": (
         "after one of dcp it takes `weights` alone"
     ),

@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,13 @@ from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.zip_directory import Record
 from ckptsurgeon.files.dtypes import ITEM_BYTES, SAFETENSORS
 from ckptsurgeon.files.pickles.tree import Tensor, axes, strides
+from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.remote import reads
 
 LENGTH = 8
+SEPARATOR = "/"
+PROBE = 1024
+"""Elements that nearly always tell whether a tensor is zeros."""
 SHARDING = "DCP_SHARDING_INFO"
 MAX_HEADER = 100_000_000
 """The longest header that the safetensors library reads."""
@@ -48,6 +52,21 @@ class SafetensorsFile(Archive):
         finally:
             os.close(descriptor)
         return file
+
+    def are_zeros(self, tensors: Sequence[Tensor]) -> list[bool]:
+        """Of each what `is_zero` says."""
+        with self.reading():
+            return super().are_zeros(tensors)
+
+    def is_zero(
+        self, tensor: Tensor, elements: tuple[int, int] | None = None, byte: int = 0
+    ) -> bool:
+        """By the bytes, as there are no CRCs."""
+        start, end = elements or (0, tensor.numel)
+        inner = min(end, start + PROBE)
+        return super().is_zero(tensor, (start, inner), byte) and super().is_zero(
+            tensor, (inner, end), byte
+        )
 
     def _read_header(self, descriptor: int) -> None:
         self.status = reads.status(descriptor)
@@ -105,3 +124,23 @@ def _entry(name: str, entry: Mapping[str, Any]) -> tuple[Tensor, int, int]:
     if not whole or end - begin != prod(shape) * ITEM_BYTES[dtype]:
         raise ValueError(f"{name!r} has the shape {shape} in bytes {begin} to {end}")
     return Tensor(dtype, name, prod(shape), 0, shape, strides(shape)), begin, end - begin
+
+
+class FlattenedFile(SafetensorsFile):
+    """One in which a dict of dicts was saved: each name is a key path, joined by SEPARATOR. Its
+    tree is that dict; a key of digits alone is a number, as that of a parameter in torch's state
+    is."""
+
+    def _read_header(self, descriptor: int) -> None:
+        super()._read_header(descriptor)
+        tree: dict[Key, Any] = {}
+        for name, tensor in self._tree.items():
+            *folders, last = (int(k) if k.isdecimal() else k for k in name.split(SEPARATOR))
+            inner: Any = tree
+            for key in folders:
+                inner = inner.setdefault(key, {}) if isinstance(inner, dict) else inner
+            if not isinstance(inner, dict) or last in inner:
+                what = f"{name!r} is a tensor, and what others lie in"
+                raise DamagedFile(self.where, LENGTH, what)
+            inner[last] = tensor
+        self._tree = tree

@@ -11,10 +11,11 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import HasWeights
 from ckptsurgeon.formats.described.anew import Anew
 from ckptsurgeon.formats.described.description import ANY, COUNTERS, Description, KeyPath
+from ckptsurgeon.formats.described.groups_beside import GroupsBeside
 from ckptsurgeon.formats.described.savers import Saving
 from ckptsurgeon.formats.fields.values import Decay, Located, Place, Setting, State, Weight
+from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.plain import parts
-from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
 from ckptsurgeon.formats.schedules import saved
 from ckptsurgeon.formats.schedules.torch_schedulers import NOT_KNOWN
 from ckptsurgeon.hints import command
@@ -23,7 +24,7 @@ from ckptsurgeon.remote import reads
 
 
 @dataclass
-class DescribedCheckpoint(Anew, Saving, TorchCheckpoint, HasWeights):
+class DescribedCheckpoint(Anew, Saving, SafetensorsBeside, GroupsBeside, HasWeights):
     """The files of one step, and those of a copy of it that a restart loads. `counters` and
     `savers` are (file, key path)."""
 

@@ -56,6 +56,7 @@ class Content:
     loader: str = ""
     has: tuple[KeyPath, ...] = ()
     optimizers: tuple[KeyPath, ...] = ()
+    groups: tuple[KeyPath, ...] = ()
     schedulers: tuple[KeyPath, ...] = ()
     scalers: tuple[KeyPath, ...] = ()
     weights: tuple[KeyPath, ...] = ()
@@ -72,8 +73,8 @@ class Content:
         """All that lead to something that is edited or read."""
         counters = [path for paths in self.fields.values() for path in paths]
         return [
-            *self.optimizers, *self.schedulers, *self.scalers, *self.weights, *self.savers,
-            *counters,
+            *self.optimizers, *self.groups, *self.schedulers, *self.scalers, *self.weights,
+            *self.savers, *counters,
         ]  # fmt: skip
 
 
@@ -188,6 +189,7 @@ class Description:
                 "files",
                 f"has no {{step}} in {unnumbered[0]!r}, and `number` says not where the step is",
             )
+        folders = within is not None or any(item.loader for item in contents.values())
         options = page.mapping(data.get("options", {}), "options")
         page.known(options, OPTIONS, "options.")
         return cls(
@@ -199,7 +201,7 @@ class Description:
             logged=page.path(data.get("logged", []), "logged"),
             within=within,
             last=tuple(
-                page.pattern(text, folder=any(item.loader for item in contents.values()))
+                page.pattern(text, folder=folders)
                 for text in page.items(data.get("last", []), "last")
             ),
             pointer=page.pointer(data["pointer"], contents) if data.get("pointer") else None,
@@ -320,8 +322,9 @@ class _Page:
                     "is a second one with a `loader`: after one of dcp it takes `weights` alone",
                 )
         for i, (each, item) in enumerate(loaded):
-            if item.has or (item.optional and not i):
-                raise self.wrong(f"files.{each.text}", "has a `loader`, and so no has or optional")
+            if item.has or item.groups or (item.optional and not i):
+                what = "has a `loader`, and so no has, groups or optional"
+                raise self.wrong(f"files.{each.text}", what)
             if item.loader == "deepspeed" and item.paths() != [*item.schedulers, *item.savers]:
                 raise self.wrong(
                     f"files.{each.text}", "is an engine's: it takes schedulers and savers alone"
@@ -375,7 +378,7 @@ class _Page:
             has=tuple((key,) for key in self.items(data.get("has", []), f"{inside}has")),
             **{
                 key: self.paths(data.get(key, []), inside + key)
-                for key in ("optimizers", "schedulers", "scalers", "weights", "savers")
+                for key in ("optimizers", "groups", "schedulers", "scalers", "weights", "savers")
             },
             fields={key: self.paths(item, inside + key) for key, item in fields.items()},
             optional=optional,

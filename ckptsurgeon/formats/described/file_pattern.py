@@ -35,6 +35,12 @@ class FilePattern:
         depth = next((i for i, name in enumerate(names) if "{step}" in name), len(names) - 1)
         return self.above(run, file, depth + 1)
 
+    def leads_to(self, path: Path) -> bool:
+        """Whether the last names of `path` are those of this pattern, whatever lies there."""
+        names = path.parts[-len(self.parts) :]
+        found = (part.numbers(name) for part, name in zip(self.parts, names, strict=False))
+        return len(names) == len(self.parts) and all(each is not None for each in found)
+
     def texts(self, run: Path, file: Path) -> dict[str, str]:
         """The numbers in the path of a `file` of this pattern, as they are written there."""
         names = zip(self.parts, file.relative_to(run).parts, strict=True)

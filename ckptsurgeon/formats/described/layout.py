@@ -19,7 +19,7 @@ from ckptsurgeon.formats.described.copied import Copied
 from ckptsurgeon.formats.described.description import FILE, OLDER, Content, KeyPath, Pointer
 from ckptsurgeon.formats.described.file_pattern import FilePattern
 from ckptsurgeon.formats.described.name_pattern import NamePattern
-from ckptsurgeon.formats.described.reading import opened
+from ckptsurgeon.formats.described.reading import flattened, opened
 from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
 from ckptsurgeon.formats.fields.understood import is_count
@@ -144,8 +144,11 @@ class Described(DescribedSteps, Paged):
 
     def _repeated(self, run: Path, copy: Path, step: int) -> dict[Path, str | Path]:
         """A link to a folder with the folder of the step, or each file of a folder that must be a
-        copy of it."""
-        file, pattern, _ = self._shards(run, step)[0]
+        copy of it; nothing where there is no such step."""
+        shards = self._shards(run, step)
+        if not shards:
+            return {}
+        file, pattern, _ = shards[0]
         folder = self._folder(run, file, pattern)
         if copy.is_symlink():
             return {copy: folder}
@@ -173,7 +176,7 @@ class Described(DescribedSteps, Paged):
     def _named(self, pointer: Path) -> int | None:
         """The step that a link leads to by its name, or that a copy equals: in size and in its
         end, where the checksum of every record is."""
-        run = pointer.parent
+        run = self._above(pointer)
         shards = [(step, *each) for step, of in self._found(run).items() for each in of]
         found = {self._folder(run, path, pattern): step for step, path, pattern, _ in shards}
         found |= {path: step for step, path, _, _ in shards}
@@ -183,6 +186,11 @@ class Described(DescribedSteps, Paged):
         end = _end(pointer)
         same = [path for path in found if end is not None and _end(path) == end]
         return found[same[-1]] if same else None
+
+    def _above(self, copy: Path) -> Path:
+        """The run that a copy or link is in, by its path in the page."""
+        depths = (len(each.parts) for each in self.description.last if each.leads_to(copy))
+        return copy.parents[next(depths, 1) - 1]
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
         """A step outside the run, if a link leads there; and a mark that keeps a copy of the step
@@ -217,8 +225,9 @@ class Described(DescribedSteps, Paged):
     def idle_paths(self, run: Path, step: int) -> list[str]:
         """Of each file pattern, by dots."""
         shards, contents = self._shards(run, step), self.description.files
-        read = (path for path, each, _ in shards if not each.folder and contents[each].paths())
-        trees, _, _ = read_beside(read)
+        read = {p: contents[each] for p, each, _ in shards if not each.folder}
+        read = {path: content for path, content in read.items() if content.paths()}
+        trees, _, _ = read_beside(read, flattened(read))
         idle = []
         for pattern, content in self.description.files.items():
             mine = [path for path, each, _ in shards if each == pattern]

@@ -26,7 +26,7 @@ from ckptsurgeon.formats.megatron.dist import COMMON, common_root
 from ckptsurgeon.formats.places.json_beside import read_beside
 from ckptsurgeon.hints import command
 
-KEYS = ("optimizers", "schedulers", "scalers", "weights", "savers")
+KEYS = ("optimizers", "groups", "schedulers", "scalers", "weights", "savers")
 
 
 def opened(
@@ -49,7 +49,7 @@ def opened(
             return _engine(page, path, step, folder, content, without)
         if content.loader == "megatron":
             return _megatron(page, path, step, folder, content, without)
-    trees, archives, texts = read_beside(inside)
+    trees, archives, texts = read_beside(inside, flattened(inside))
     located = {key: tuple(_located(trees, inside, key)) for key in KEYS}
     if not any(located.values()):
         raise _leads_nowhere(path, inside or shards)
@@ -60,6 +60,7 @@ def opened(
         archives=archives,
         texts=texts,
         optimizers=located["optimizers"],
+        groups_in=_groups_in(located),
         schedulers=located["schedulers"],
         scales=tuple((file, (*at, "scale")) for file, at in located["scalers"]),
         family=page.name,
@@ -70,6 +71,18 @@ def opened(
         savers=located["savers"],
         nowhere=tuple(_nowhere(trees, inside)),
     )
+
+
+def flattened(inside: Mapping[Path, Content]) -> list[Path]:
+    """The files whose names are key paths, where they are safetensors: an optimizer is in them."""
+    return [path for path, content in inside.items() if content.optimizers]
+
+
+def _groups_in(located: Mapping[str, tuple[Located, ...]]) -> dict[Path, Located]:
+    """By the file of each optimizer where its groups are: in another file of its folder."""
+    by_folder = {item[0].parent: item for item in located["groups"]}
+    found = ((file, by_folder.get(file.parent)) for file, _ in located["optimizers"])
+    return {file: item for file, item in found if item is not None}
 
 
 def _nowhere(trees: Mapping[Path, Any], inside: Mapping[Path, Content]) -> Iterator[str]:

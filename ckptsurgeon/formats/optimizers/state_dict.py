@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +108,22 @@ def state_dict(
     for key, value in others.items():
         place = Place(file, (*base, "state", key), value)
         state.setdefault(str(key), []).append(Column.of(place))
-    group: dict[str, list[Place]] = {}
-    for i, values in enumerate(groups):
-        if not isinstance(values, Mapping):
-            raise not_understood(file, (*base, "param_groups", i), values, "a param group")
-        for key, value in values.items():
-            place = Place(file, (*base, "param_groups", i, key), value)
-            group.setdefault(str(key), []).append(place)
+    group = in_groups(file, (*base, "param_groups"), groups)
     whole: list[Place] = []
     if loose and all(isinstance(key, int) or key in others for key in states):
         whole = [Place(file, (*base, "state", key), value) for key, value in states.items()]
     beside = {str(k): Place(file, (*base, k), v) for k, v in tree.items() if k not in BESIDE}
     places = {key: Places(columns) for key, columns in state.items()}
     return StateDict(file, places, group, tuple(whole), beside)
+
+
+def in_groups(file: Path, before: tuple[Key, ...], groups: Sequence[Any]) -> dict[str, list[Place]]:
+    """The places in param groups by key, with `groups` under `before`. Raises NotUnderstood for one
+    that is no dict."""
+    out: dict[str, list[Place]] = {}
+    for i, values in enumerate(groups):
+        if not isinstance(values, Mapping):
+            raise not_understood(file, (*before, i), values, "a param group")
+        for key, value in values.items():
+            out.setdefault(str(key), []).append(Place(file, (*before, i, key), value))
+    return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,10 @@ from typing import Any
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.files.archives.safetensors import FlattenedFile, SafetensorsFile
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.columns import Places
+from ckptsurgeon.formats.fields.constants import SAFE
 from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.fields.understood import impossible, problem
 from ckptsurgeon.formats.fields.values import Place
@@ -71,13 +73,19 @@ def is_json(path: Path) -> bool:
 
 
 def read_beside(
-    paths: Iterable[Path],
+    paths: Iterable[Path], flattened: Collection[Path] = ()
 ) -> tuple[dict[Path, Any], dict[Path, Archive], dict[Path, str]]:
-    """Of torch files and JSON files the trees, the archives of the former and the texts of the
-    latter. Raises SurgeryError for one that is none."""
+    """Of torch files, safetensors and JSON files the trees, the archives of all but the last, and
+    the texts of these. What is `flattened` among the safetensors is read as a dict of dicts. Raises
+    SurgeryError for a file that is none of its kind."""
     paths = list(paths)
-    trees, archives = read_shards(path for path in paths if not is_json(path))
+    safe = [path for path in paths if path.suffix == SAFE]
     values, texts = read([path for path in paths if is_json(path)])
+    trees, archives = read_shards(p for p in paths if p not in safe and p not in texts)
+    for path in safe:
+        kind = FlattenedFile if path in flattened else SafetensorsFile
+        archives[path] = kind.open(path)
+        trees[path] = archives[path].tree()
     return {**trees, **values}, archives, texts
 
 

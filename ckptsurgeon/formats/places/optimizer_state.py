@@ -29,8 +29,22 @@ def groups(
 ) -> Iterator[Place]:
     """`name` in each param group of the state dict that `base` leads to; none where a wrapper of an
     optimizer saves in a way of its own. Raises NotUnderstood where it is no list of dicts."""
-    for i, group in enumerate(_inside(checkpoint, file, base, "param_groups", (list, tuple))):
-        path = (*base, "param_groups", i, name)
+    found = _inside(checkpoint, file, base, "param_groups", (list, tuple))
+    return in_groups(checkpoint, file, (*base, "param_groups"), found, name, wins)
+
+
+def in_groups(
+    checkpoint: Checkpoint,
+    file: Path,
+    before: tuple[Key, ...],
+    found: Sequence[Any],
+    name: str,
+    wins: bool = True,
+) -> Iterator[Place]:
+    """`name` in each of the param groups `found`, which are under `before`. Raises NotUnderstood
+    for one that is no dict."""
+    for i, group in enumerate(found):
+        path = (*before, i, name)
         if type(group) is dict:  # nearly always, and five times as fast
             if name in group:
                 yield Place(file, path, checkpoint.plain(file, group[name]), wins)

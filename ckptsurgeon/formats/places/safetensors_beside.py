@@ -1,4 +1,4 @@
-"""Weights in safetensors files beside a checkpoint's torch files: found, and computed anew.
+"""Safetensors files beside a checkpoint's torch files: their tensors are found, and made anew.
 
 Only the bytes of the tensors change: the header, and with it every name and shape, stays.
 """
@@ -9,19 +9,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.archives.archive import Archive
+from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives.safetensors import SafetensorsFile
+from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import Checkpoint
+from ckptsurgeon.formats.fields.understood import impossible
 from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.hints import command
-from ckptsurgeon.plans.edits import Append, Change, Computed, Content, Piece, Span
+from ckptsurgeon.plans.edits import (
+    ZEROS,
+    Append,
+    Change,
+    Computed,
+    Content,
+    Elements,
+    Hole,
+    Piece,
+    Span,
+)
 
 
 @dataclass
 class SafetensorsBeside(Checkpoint):
     """Those that were asked for (`tensors`) are among the archives, as only some operations need
-    the weights. A place in such a file has the path (name,)."""
+    the weights. A place in such a file has the path (name,), and in a flattened one its keys."""
 
     def tensors(self, file: Path) -> Mapping[str, Place]:
         """Name → place of every tensor of a file. Raises DamagedFile."""
@@ -29,6 +40,15 @@ class SafetensorsBeside(Checkpoint):
             self.archives[file] = SafetensorsFile.open(file)
         tree = self.archives[file].tree()
         return {name: Place(file, (name,), tensor) for name, tensor in tree.items()}
+
+    def refused(self, name: str, place: Place, reason: str) -> SurgeryError:
+        """As `Checkpoint` does, with the keys that lead to the tensor."""
+        archive = self.archives.get(place.file)
+        if not isinstance(archive, SafetensorsFile) or not impossible(place.value):
+            return super().refused(name, place, reason)
+        tensor = get(archive.tree(), place.path)
+        start = archive.payload(f"data/{tensor.storage}")
+        return DamagedFile(archive.where, start, f"{'.'.join(map(str, place.path))}: {reason}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path
@@ -42,19 +62,16 @@ class SafetensorsBeside(Checkpoint):
                 del rest[file]
         return {**super().render(rest, root), **out}
 
-    def _pieces(self, archive: Archive, file: str, changes: Sequence[Change]) -> Iterator[Piece]:
+    def _pieces(
+        self, archive: SafetensorsFile, file: str, changes: Sequence[Change]
+    ) -> Iterator[Piece]:
         found = []
         for change in changes:
-            if not isinstance(change.new, Computed):
-                raise SurgeryError(
-                    f"{file}: {change.path[0]} can't become {change.new}",
-                    next=command("show", why="what the checkpoint keeps"),
-                )
             for path in change.paths():
-                tensor = archive.tree()[path[0]]
+                tensor = get(archive.tree(), path)
                 place = Place(archive.path, path, tensor)
                 _, start, end = self.span(place, *(change.elements or (0, tensor.numel)))
-                found.append((start, end, change.new))
+                found.append((start, end, _new(archive, tensor, file, change, end - start)))
         at = 0
         for start, end, new in sorted(found, key=lambda item: item[0]):
             if at < start:
@@ -63,3 +80,21 @@ class SafetensorsBeside(Checkpoint):
             at = end
         if at < archive.size:
             yield Span(file, at, archive.size)
+
+
+def _new(archive: SafetensorsFile, tensor: Tensor, file: str, change: Change, size: int) -> Piece:
+    """The `size` bytes that a change puts in place of elements. Raises SurgeryError for what no
+    bytes of them are, as of a tensor that is taken out."""
+    new = change.new
+    if isinstance(new, Computed):
+        return new
+    if isinstance(new, Elements) and len(new.data) == size:
+        return new.data
+    if new == ZEROS:
+        return Hole(size)
+    if isinstance(new, (bool, int, float)) and tensor.numel == 1:
+        return archive.encode(tensor.dtype, new)
+    raise SurgeryError(
+        f"{file}: {tensor.storage} can't become {new}",
+        next=command("show", why="what the checkpoint keeps"),
+    )
