@@ -41,7 +41,7 @@ def header(file: Path) -> bytes:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     to=st.sampled_from(range(EVERY, END + 1, EVERY)),
@@ -194,3 +194,29 @@ def test_the_parameters_of_an_optimizer_may_be_named(tmp_path: Path) -> None:
     assert zeros == {"state/1/exp_avg", "state/1/exp_avg_sq"}
     groups = json.loads((root / "checkpoints" / "000006" / GROUPS).read_text())
     assert groups[1]["param_names"] == ["part.1", "part.2", "part.3"]
+
+
+def test_states_that_are_named_are_edited_with_their_weights(tmp_path: Path) -> None:
+    """As FSDP gathers them: by the names of the parameters, in the groups too."""
+    folder = run(tmp_path) / "checkpoints" / "000006"
+    names = [*load_file(folder / WEIGHTS)]
+    loop = Loop(tmp_path)
+    named = [name for name, _ in loop.model.named_parameters()]
+    state = {}
+    for name, tensor in load_file(folder / STATE).items():
+        _, number, key = name.split("/")
+        state[f"state/{named[int(number)]}/{key}"] = tensor
+    save_file(state, folder / STATE)
+    groups = json.loads((folder / GROUPS).read_text())
+    for group in groups:
+        group["params"] = [named[number] for number in group["params"]]
+    (folder / GROUPS).write_text(json.dumps(groups))
+    assert sorted(names) == sorted(named)
+    weights = load_file(folder / WEIGHTS)
+    operate(tmp_path, scale={"params": r"^0\.weight$", "by": 0.5, "moments": "scale"})
+    scaled = {"exp_avg": 0.5, "exp_avg_sq": 0.25, "step": 1.0}
+    for name, tensor in load_file(folder / STATE).items():
+        _, parameter, key = name.split("/")
+        factor = scaled[key] if parameter == "0.weight" else 1.0
+        assert torch.equal(tensor, state[name] * factor)
+    assert torch.equal(load_file(folder / WEIGHTS)["0.weight"], weights["0.weight"] * 0.5)
