@@ -17,7 +17,14 @@ from ckptsurgeon import Run
 from ckptsurgeon.formats import Checkpoint, Format, detect
 from ckptsurgeon.formats.described.copied import Copied
 from tests.formats.matrix import FORMATS
-from tests.support import cooled, described_runs, detectron2_loop, epoch_runs, lerobot_files
+from tests.support import (
+    cooled,
+    described_runs,
+    detectron2_loop,
+    epoch_runs,
+    lerobot_files,
+    prime_rl,
+)
 from tests.support.conformance import LAWS
 
 pytestmark = [
@@ -32,6 +39,7 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "automodel": described_runs.automodel,
     "verl": described_runs.verl,
     "lingua": described_runs.lingua,
+    "prime-rl": prime_rl.make,
     "open-clip": epoch_runs.open_clip,
     "timm": epoch_runs.timm,
     "fairseq2": described_runs.fairseq2,

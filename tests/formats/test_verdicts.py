@@ -177,5 +177,5 @@ def test_a_page_was_asked_where_it_names_its_witness() -> None:
         "lightning", "lightning-sharded", "lightning-deepspeed", "nemo", "composer",
         "composer-sharded", "automodel", "verl", "lingua", "open-clip", "timm", "ultralytics",
         "fairseq2", "litgpt", "litgpt-finetune", "mmengine", "mmengine-epochs",
-        "nanochat", "detectron2", "detectron2-plain", "lerobot",
+        "nanochat", "detectron2", "detectron2-plain", "lerobot", "prime-rl",
     ]  # fmt: skip

@@ -10,16 +10,19 @@ from ckptsurgeon.formats.capabilities import SetsAnew
 from ckptsurgeon.formats.described.description import Description
 from ckptsurgeon.formats.described.made_anew import MadeAnew
 from ckptsurgeon.formats.fields.values import Place, Setting
+from ckptsurgeon.formats.schedules.torch_classes import MULTIPLIER, kind
 from ckptsurgeon.formats.schedules.torch_schedulers import TorchSchedulers
 from ckptsurgeon.plans.promise import Caveat, Promise
 
 BETAS = ("beta1", "beta2")
+BY_BASE = ("LambdaLR", "CosineAnnealingWarmRestarts", MULTIPLIER)
+"""Schedulers that make each rate of `base_lrs` alone. Others go on from the one of the group."""
 
 
 class Anew(TorchSchedulers, SetsAnew):
     """A checkpoint whose page may say `anew`. What is named there wins nowhere and is no promise.
-    A rate is written all the same where a scheduler is saved, which makes those after the first
-    update; where none is, it is refused."""
+    A rate is written all the same where a scheduler is saved that makes those after the first
+    update of base rates of its own; else it is refused."""
 
     description: Description | None
 
@@ -53,7 +56,7 @@ class Anew(TorchSchedulers, SetsAnew):
 
     def reschedule(self, values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
         """Refused where no saved scheduler makes the rates."""
-        if "lr" in values and self.saved_schedule() is None:
+        if "lr" in values and self.is_anew("lr") and not self._is_scheduled:
             SetsAnew.refuse(self, "lr", values["lr"], self.locate("lr"))
         return super().reschedule(values)
 
@@ -68,7 +71,7 @@ class Anew(TorchSchedulers, SetsAnew):
         if "lr" not in self._anew:
             return
         start = "the trainer makes the rate of the first update itself at each start"
-        if self.saved_schedule() is None:
+        if not self._is_scheduled:
             yield Caveat(
                 f"{start}, and those after it: no lr of the checkpoint is used", "lr", known=False
             )
@@ -78,6 +81,11 @@ class Anew(TorchSchedulers, SetsAnew):
     def _made(self, field: str) -> list[MadeAnew]:
         keys = BETAS if field == "betas" else (field,)
         return [self._anew[key] for key in keys if key in self._anew]
+
+    @property
+    def _is_scheduled(self) -> bool:
+        """Whether a saved scheduler makes the rates after the first update, whatever that is."""
+        return kind(self.saved_schedule()) in BY_BASE
 
     @property
     def _anew(self) -> Mapping[str, MadeAnew]:
