@@ -136,16 +136,49 @@ def test_an_optimizer_without_a_state_has_settings(tmp_path: Path) -> None:
     assert group["weight_decay"] == 0.1
 
 
-def test_a_folder_in_place_of_the_link_is_edited_as_its_step_is(tmp_path: Path) -> None:
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
+
+
+@pytest.mark.parametrize("make", [adamw, momentum])
+def test_a_folder_in_place_of_the_link_is_edited_as_its_step_is(tmp_path: Path, make: Any) -> None:
     """As a copy of the run has it that followed the link: a restart loads that."""
-    last = run(tmp_path) / "checkpoints" / "last"
+    Loop(tmp_path, make).train()
+    last = tmp_path / "checkpoints" / "last"
     last.unlink()
     shutil.copytree(last.parent / "000006", last)
     operate(tmp_path, set={"lr": "0.5x"})
     assert (last / GROUPS).read_bytes() == (last.parent / "000006" / GROUPS).read_bytes()
     operate(tmp_path, rollback={"to": 4})
     assert (last / STATE).read_bytes() == (last.parent / "000004" / STATE).read_bytes()
-    assert Loop(tmp_path).resume().step == 4
+    assert Loop(tmp_path, make).resume().step == 4
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_a_copy_below_the_run_is_of_the_step_that_it_equals(tmp_path: Path, link: bool) -> None:
+    """Of a page without `number`: what a restart loads lies beside the steps, in a folder."""
+    folder, page = tmp_path / "run" / "saved", tmp_path / "own.yaml"
+    folder.mkdir(parents=True)
+    page.write_text(
+        'name: own\nfiles: {"saved/step_{step}.pt": {optimizers: [[]]}}\nlast: [saved/last.pt]\n'
+    )
+    for step in (2, 4):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=step)
+        torch.save(optimizer.state_dict(), folder / f"step_{step}.pt")
+    last = folder / "last.pt"
+    if link:
+        last.symlink_to("step_4.pt")
+    else:
+        shutil.copy(folder / "step_4.pt", last)
+    before = snapshot(tmp_path)
+    opened = Run.open(tmp_path / "run", str(page))
+    assert opened.format.pointed(last) == opened.latest() == 4
+    surgery.apply(opened, plan(opened, from_data({"rollback": {"to": 2}})))
+    assert last.is_symlink() is link and last.read_bytes() == (folder / "step_2.pt").read_bytes()
+    opened = Run.open(tmp_path / "run", str(page))
+    assert opened.format.pointed(last) == 2
+    surgery.apply(opened, plan_undo(opened))
+    assert snapshot(tmp_path) == before
 
 
 def test_the_loop_counts_on_from_the_iteration_that_was_set(tmp_path: Path) -> None:

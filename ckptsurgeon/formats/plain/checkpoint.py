@@ -152,6 +152,10 @@ class TorchCheckpoint(TorchSchedulers, JsonBeside, NamesGroups, NamesMoments, Re
                 for file, path in self.optimizers
             ]
 
+    def headers(self) -> list[StateDict]:
+        """Without those of copies, which come and go with the step that a restart loads."""
+        return [each for each in self.state_dicts() if each.file not in self.repeated]
+
     def deciding(self, field: str) -> Sequence[Place]:
         """Every place: what a load replaces is all that is known of an lr. Parameters may differ in
         their Adam step, as one that got no gradient did not step: the largest of a file counts."""
