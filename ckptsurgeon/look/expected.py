@@ -6,18 +6,15 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files import json_text
-from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.formats import Checkpoint, Place, State
 from ckptsurgeon.formats.capabilities import ComputesRates
-from ckptsurgeon.formats.fields.constants import TRAINER_STATE
 from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.huggingface import later_rates
 from ckptsurgeon.formats.layout import CountsSaves, Format, Paged
-from ckptsurgeon.formats.schedules import deepspeed, rampup, torch_classes, transformers
+from ckptsurgeon.formats.schedules import deepspeed, rampup, torch_classes
 from ckptsurgeon.formats.schedules.saved import SCALED
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.logs.printed.comparison import Expected
@@ -29,7 +26,6 @@ from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction import receipts
 
 OF_THE_SCHEDULE = ("lr", "min_lr", "warmup", "decay", "decay_style")
-ARGUMENTS = "training_args.bin"
 
 
 def expected(run: Run, step: int) -> Expected:
@@ -42,7 +38,6 @@ def expected(run: Run, step: int) -> Expected:
 def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
     state = checkpoint.state()
     surgeries = _surgeries(run, state.promise)
-    document = _trainer_state(run, step)
     places = checkpoint.locate("lr")
     known = state.promise.lr is not None  # without a place it is the config that says it
     decides = state.schedule is not None or any(p.wins for p in places) or not (places or known)
@@ -54,13 +49,13 @@ def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
         size = None if samples is None else rampup.batch_size(state, samples)
     return Expected(
         promise=state.promise,
-        rate=_rates(run, checkpoint, state, given, document),
+        rate=_rates(run, step, checkpoint, state, given),
         decides_lr=decides,
         by_config=_by_config(checkpoint) is not None,
         before=next((r.before.lr for r in surgeries if r.before and _went(r)), None),
         batch_size=size,
         steady=not varies or size == state.batch_size,
-        epoch_steps=_epoch_steps(document) or _updates_of_an_epoch(run, step),
+        epoch_steps=later_rates.epoch_steps(run.directory(step)) or _updates_of_an_epoch(run, step),
         skipped=next((p.value for p in _places(checkpoint, "skipped_steps")), None),
         steady_betas="betas" not in state.promise.one_step,
         late=run.format.name == "transformers" and _in_config(checkpoint),
@@ -107,13 +102,11 @@ def _went(surgery: Receipt) -> bool:
 
 
 def _rates(
-    run: Run,
-    checkpoint: Checkpoint,
-    state: State,
-    given: Mapping[str, Any],
-    document: Mapping[str, Any],
+    run: Run, step: int, checkpoint: Checkpoint, state: State, given: Mapping[str, Any]
 ) -> Callable[[int, int | None], float | None]:
-    factor, computes = _factor(run, checkpoint, state, document), _by_config(checkpoint)
+    scheduler = next(iter(_schedulers(checkpoint)), None)
+    later = later_rates.of(run.directory(step), scheduler, state.promise.lr)
+    computes = _by_config(checkpoint)
 
     def at(position: int) -> float | None:
         try:
@@ -128,8 +121,8 @@ def _rates(
             return state.promise.lr
         if computes is not None:
             return computes.rate_after_loading(k)
-        if factor is not None:
-            return factor(k)
+        if later is not None:
+            return later(k)
         positions = _places(checkpoint, "position")
         size = 1 if state.schedule is None else batch or state.batch_size
         if not positions or size is None or not _decides(checkpoint):
@@ -175,62 +168,11 @@ def _decides(checkpoint: Checkpoint) -> bool:
     return not any(kind in torch_classes.BY_CODE for kind in kinds)
 
 
-def _factor(
-    run: Run, checkpoint: Checkpoint, state: State, document: Mapping[str, Any]
-) -> Callable[[int], float | None] | None:
-    """The rates of a Hugging Face Trainer, whose LambdaLR is a function of its saved arguments.
-
-    None where the saved rate is not what they give: the schedule is then the user's own."""
-    schedulers = _schedulers(checkpoint)
-    if run.format.name != "transformers" or not schedulers or state.promise.lr is None:
-        return None
-    scheduler = schedulers[0]
-    saved = arguments(checkpoint.path / ARGUMENTS)
-    share = transformers.schedule(saved, document.get("max_steps"))
-    if torch_classes.kind(scheduler) != "LambdaLR" or share is None:
-        return None
-    base, now = float(scheduler["base_lrs"][0]), int(scheduler["last_epoch"])
-    given = share(now)
-    if given is None or abs(base * given - state.promise.lr) > 1e-6 * state.promise.lr:
-        return None
-
-    def rate(k: int) -> float | None:
-        factor = share(now + k - 1)
-        return None if factor is None else base * factor
-
-    return rate
-
-
-def arguments(path: Path) -> Mapping[str, Any]:
-    """The saved TrainingArguments, read and not unpickled; empty where there are none."""
-    try:
-        values = getattr(Archive.open(path).tree(), "state", None)
-    except (SurgeryError, OSError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
 # --- beside it -----------------------------------------------------------------------------------
 
 
-def _trainer_state(run: Run, step: int) -> Mapping[str, Any]:
-    """`trainer_state.json` of the Hugging Face Trainer; empty where there is none."""
-    try:
-        return json_text.mapping(run.directory(step) / TRAINER_STATE)
-    except (OSError, SurgeryError):
-        return {}
-
-
-def _epoch_steps(document: Mapping[str, Any]) -> float | None:
-    """The updates of an epoch, as its state tells them."""
-    step, epoch = document.get("global_step"), document.get("epoch")
-    if not isinstance(step, int) or not isinstance(epoch, (int, float)) or not epoch:
-        return None
-    return step / epoch
-
-
 def _updates_of_an_epoch(run: Run, step: int) -> float | None:
-    """The same of open_clip, whose steps are the epochs that have ended."""
+    """Of open_clip, whose steps are the epochs that have ended."""
     format = run.format
     if not isinstance(format, CountsSaves) or format.name != "open-clip" or not step:
         return None

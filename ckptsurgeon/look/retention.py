@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.pickles.tree import Object
 from ckptsurgeon.formats.fields.constants import TRAINER_STATE
-from ckptsurgeon.look.expected import ARGUMENTS, arguments
+from ckptsurgeon.formats.huggingface.later_rates import arguments
 from ckptsurgeon.look.finding import Finding
 from ckptsurgeon.run.run import CONFIG, Run
 
@@ -35,7 +36,7 @@ def few(run: Run, step: int) -> list[Finding]:
 def _of_config(run: Run) -> tuple[int, int] | None:
     """How many steps the bundled trainer keeps, and how often it saves one."""
     path = run.root / CONFIG
-    config = plain_yaml.read(path) if path.is_file() else {}
+    config = plain_yaml.read(path) if disk.is_file(path) else {}
     return _numbers(config.get("keep_last"), config.get("save_interval"))
 
 
@@ -43,7 +44,7 @@ def _of_arguments(run: Run, step: int) -> tuple[int, int] | None:
     """The same of transformers' Trainer, by what it saved of its arguments. It may keep the best
     step in place of one of the newest."""
     folder = run.format.directory(run.root, step)
-    given = arguments(folder / ARGUMENTS)
+    given = arguments(folder)
     if _word(given.get("save_strategy")) != "steps":
         return None
     each = json_text.mapping(folder / TRAINER_STATE).get("save_steps")
