@@ -53,15 +53,15 @@ def read(root: Path, mentioning: Collection[str] = ()) -> list[Receipt]:
 
 
 def _mentions(path: Path, words: Collection[str]) -> bool:
-    return not words or _mentions_once(path, tuple(words), *_state(path))
+    try:
+        return not words or _mentions_once(path, tuple(words), *_state(path))
+    except OSError:  # what is wrong with it is said where it is read
+        return True
 
 
 @functools.lru_cache(4096)
 def _mentions_once(path: Path, words: tuple[str, ...], *_: int) -> bool:
-    try:
-        text = whole_file.read(path, whole_file.MAX_RECORD)
-    except OSError:  # what is wrong with it is said where it is read
-        return True
+    text = whole_file.read(path, whole_file.MAX_RECORD)
     return any(word.encode() in text for word in words)
 
 
@@ -148,7 +148,12 @@ def with_caveats(receipts: Sequence[Receipt], promise: Promise) -> Promise:
 
 
 def _read(path: Path) -> tuple[Receipt | None, str]:
-    return _read_once(path, *_state(path))
+    """The receipt at `path`, or what is wrong with it. That a disk did not answer is not kept: the
+    next look may read it."""
+    try:
+        return _read_once(path, *_state(path))
+    except OSError as error:
+        return None, f"can't be read: {error.strerror}"
 
 
 def _state(path: Path) -> tuple[int, int, int]:
@@ -159,14 +164,12 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 @functools.lru_cache(4096)
 def _read_once(path: Path, *_: int) -> tuple[Receipt | None, str]:
-    """The receipt at `path`, or what is wrong with it; read once for each state of the file: that
-    of a checkpoint of 400 shards is long."""
+    """The same, read once for each state of the file: that of a checkpoint of 400 shards is long.
+    Raises OSError."""
     try:
         receipt = parsed(whole_file.read(path, whole_file.MAX_RECORD))
     except Malformed as error:
         return None, f"is damaged: {error}"
-    except OSError as error:
-        return None, f"is damaged: {error.strerror}"
     if not isinstance(receipt, Receipt):
         return None, "is damaged: it is not a receipt"
     if receipt.id != path.parent.name:

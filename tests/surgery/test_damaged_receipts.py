@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ckptsurgeon import whole_file
 from ckptsurgeon.cli import app
-from ckptsurgeon.transaction.receipts import receipt_file
+from ckptsurgeon.transaction.receipts import damaged, read, receipt_file
 from tests.support.snapshot import snapshot
 from tests.support.tiny_run import make_run
 
@@ -93,3 +95,18 @@ def test_one_that_is_undone_already_is_in_nobodys_way(root: Path) -> None:
     done(root, "undo")
     assert "0002   .ckptsurgeon/receipts/0002/receipt.json is damaged" in call(root, "log")[1]
     assert "(undone by 0003)" in call(root, "log")[1]
+
+
+def test_a_disk_that_did_not_answer_once_is_asked_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = root / receipt_file("0002")
+
+    def fails(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(whole_file, "read", fails)
+        wrong = damaged(root)
+    assert wrong["0002"] == f"{receipt_file('0002')} can't be read: Input/output error"
+    assert not damaged(root) and [each.id for each in read(root)] == ["0001", "0002"]
