@@ -14,7 +14,7 @@ from pathlib import Path
 from ckptsurgeon.disk import calls, owners
 from ckptsurgeon.disk.calls import act
 from ckptsurgeon.disk.names import Folders, above
-from ckptsurgeon.plans.spans import Spans, rows, windows
+from ckptsurgeon.plans.spans import Spans, rows, total, windows
 
 WRITTEN_AT_ONCE = 1 << 20
 LONG = 4 << 20
@@ -91,7 +91,7 @@ def write_each(descriptor: int, path: Path, data: bytes, spans: Spans, gap: int)
             size = end - start
             _write_alone(descriptor, path, start, rest[:size])
         else:
-            size = sum(end - start for start, end in row)
+            size = total(row)
             room = room or memoryview(mmap.mmap(-1, WRITTEN_AT_ONCE))
             _write_row(descriptor, path, rest[:size], row, room)
         rest = rest[size:]

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.plans.sources import Numbers, Range
-from ckptsurgeon.plans.spans import SHORT_GAP, rows
+from ckptsurgeon.plans.spans import SHORT_GAP, rows, total
 
 
 def relative(path: Path, root: Path) -> str:
@@ -387,7 +387,7 @@ class Tail:
     @property
     def size(self) -> int:
         """How many bytes of the file of tails are its own."""
-        return sum(end - start for start, end in self.spans)
+        return total(self.spans)
 
     @property
     def cut(self) -> int:

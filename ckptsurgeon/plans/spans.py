@@ -6,11 +6,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import itemgetter
 
 Spans = Sequence[tuple[int, int]]
 SHORT_GAP = 64 << 10
 """Zeros up to this long between two writes of an Append are written with them: for a file system
 they are less work than a hole, and far less when the file is cut back."""
+
+
+def total(spans: Spans) -> int:
+    """The bytes of all of them: a reset of 10,000 tensors has 7,000 spans."""
+    starts: Iterator[int] = map(itemgetter(0), spans)
+    ends: Iterator[int] = map(itemgetter(1), spans)
+    return sum(ends) - sum(starts)
 
 
 def rows(spans: Spans, gap: int) -> Iterator[Spans]:

@@ -37,7 +37,7 @@ from typing import TypeVar
 from ckptsurgeon import disk
 from ckptsurgeon.errors import count
 from ckptsurgeon.plans.edits import Move, Replace, Tail, Truncate
-from ckptsurgeon.plans.spans import SHORT_GAP
+from ckptsurgeon.plans.spans import SHORT_GAP, total
 from ckptsurgeon.transaction import renames
 from ckptsurgeon.transaction.digests import anchored, digest_of
 from ckptsurgeon.transaction.entry import Step
@@ -249,8 +249,8 @@ def _append(
     def write(step: Tail, first: int, last: int, staged: Staged, folders: disk.Folders) -> None:
         path = root / step.file
         spans = step.spans[first:last]
-        at = step.at + sum(end - start for start, end in step.spans[:first])
-        data = staged.read(at, at + sum(end - start for start, end in spans))
+        at = step.at + total(step.spans[:first])
+        data = staged.read(at, at + total(spans))
         with _writable(root, step, held, folders) as (descriptor, size):
             if size != step.cut:
                 raise unlike(path, f"it has {count(size, 'byte')}; it should have {step.cut}")

@@ -300,7 +300,7 @@ class Archive:
     def values(self, tensors: Sequence[Tensor]) -> list[int | float | bool]:
         """The number in each tensor of one element. At stage 0 each parameter has its own step."""
         keys = [(tensor.storage, tensor.offset, tensor.dtype) for tensor in tensors]
-        if not self._numbers.keys() >= {*keys}:
+        if not all(map(self._numbers.__contains__, keys)):
             with self.reading():
                 self._fetch(tensors)
                 for key, tensor in zip(keys, tensors, strict=True):

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, not_
 from typing import Any, NamedTuple
 
 from ckptsurgeon.errors import DEFECT, SurgeryError, count
@@ -80,9 +81,12 @@ def blanks(
     rest: list[Tensor] = []
     for mine, number, elements in tensor_edits:
         zero = number is None or (isinstance(number, bytes) and not any(number))
-        for tensor in mine:
-            alone = holders[tensor.storage] == 1 and tensor.whole
-            (blank if zero and elements is None and alone else rest).append(tensor)
+        if not zero or elements is not None:
+            rest += mine
+            continue
+        alone = [tensor.whole and holders[tensor.storage] == 1 for tensor in mine]
+        blank += compress(mine, alone)
+        rest += compress(mine, map(not_, alone))
     out = {t.storage: t.storage_numel * ITEM_BYTES[t.dtype] for t in blank}
     if not rest:
         return out, []

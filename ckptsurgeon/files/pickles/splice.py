@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from ckptsurgeon.errors import DEFECT, SurgeryError
@@ -319,13 +320,13 @@ class _Program:
 
 def replaced(scanned: Scan, splices: Sequence[Splice]) -> bytes:
     """The bytes with `splices` done and the frame lengths of protocol 4 and 5 adjusted."""
-    ordered = [*splices, *_frame_lengths(scanned, splices)]
-    ordered.sort(key=lambda splice: (splice.start, splice.end))
     out: list[bytes] = []
     position = 0
-    for item in ordered:
-        out += (scanned.data[position : item.start], item.new)
-        position = item.end
+    ordered = [*splices, *_frame_lengths(scanned, splices)]
+    ordered.sort(key=itemgetter(0, 1))
+    for start, end, new in ordered:
+        out += (scanned.data[position:start], new)
+        position = end
     out.append(scanned.data[position:])
     return b"".join(out)
 

@@ -72,7 +72,7 @@ def _inner(state: Mapping[Any, Any]) -> Iterator[Any]:
 
 def _one_of_each(states: Mapping[Any, Mapping[Any, Any]]) -> dict[Any, Mapping[Any, Any]]:
     """The last of those states that have the same keys, and nest the same ones."""
-    alike = {(*state,): key for key, state in states.items()}
+    alike = dict(zip(map(tuple, states.values()), states, strict=True))
     if any(_may_nest(key) for keys in alike for key in keys):  # hardly ever
         alike = {(*_inner(state),): key for key, state in states.items()}
     return {key: states[key] for key in alike.values()}

@@ -118,8 +118,10 @@ def steps(
     counted = (*numbers.values(), *(place.value for place in beside))
     different = {value for value in counted if type(value) in (int, float)}
     top = max(filter(is_number, different), default=None)
-    winning = {key: value for key, value in numbers.items() if loaded and value == top}
-    others = {key: value for key, value in numbers.items() if key not in winning}
+    winning, others = numbers, {}
+    if not loaded or [*numbers.values()].count(top) < len(numbers):
+        winning = {key: value for key, value in numbers.items() if loaded and value == top}
+        others = {key: value for key, value in numbers.items() if key not in winning}
     in_states = [
         Column.under(file, before, some, ("step",), wins)
         for wins, some in ((True, winning), (False, others))
