@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckptsurgeon import disk
 from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import SurgeryError, UsageError, count
@@ -95,11 +96,11 @@ class RunOrLogs:
             return replace(read, notes=(*read.notes, *_unlogged(run, read)))
         found: list[Path] = []
         for folder in self.tb:
-            if not folder.is_dir():
+            if not disk.is_folder(folder):
                 raise UsageError(
                     f"{folder} is not a directory", next="--tb DIR, with event files in it"
                 )
-            below = [folder, *sorted(path for path in folder.rglob("*") if path.is_dir())]
+            below = [folder, *sorted(filter(disk.is_folder, disk.below(folder, past_closed=True)))]
             found += [here for here in below if event_file.files(here)]
         if not found:
             raise UsageError(

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ckptsurgeon import disk
 from ckptsurgeon.cli.tally import Done, Measured, Tally
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import Hint, again, shell
@@ -49,7 +50,7 @@ def connected(on: str, folders: Sequence[Path]) -> Iterator[DaskWorkers]:
             "--on needs Dask, which is not installed",
             next=shell(["pip", "install", "ckptsurgeon[cluster]"]),
         ) from None
-    given = {"scheduler_file": on} if Path(on).is_file() else {"address": on}
+    given = {"scheduler_file": on} if disk.is_file(Path(on)) else {"address": on}
     if "address" in given and not ADDRESS.fullmatch(on):
         raise UsageError(f"--on {on} is no file, and no address", next=_without(on))
     try:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ckptsurgeon import report
+from ckptsurgeon import disk, report
 from ckptsurgeon.cli import new_file
 from ckptsurgeon.cli.options import Common
 from ckptsurgeon.errors import UsageError
@@ -36,7 +36,7 @@ def draft_format(
     from ckptsurgeon.formats.described.draft import draft
 
     folder = common.run_dir or Path()
-    if not folder.is_dir():
+    if not disk.is_folder(folder):
         raise UsageError(f"{folder} is not a directory", next="-C RUN    names the run's folder")
     if output is not None and not common.dry_run:
         new_file.refuse_existing(output)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptsurgeon import report
+from ckptsurgeon import disk, report
 from ckptsurgeon.cli.on import Cluster
 from ckptsurgeon.cli.options import Common, Jobs
 from ckptsurgeon.errors import (
@@ -117,7 +117,7 @@ def log(*, common: Common) -> None:
     run = common.open_run()
     receipts, damaged, over = run.receipts(), run.damaged_receipts(), given_up.read(run.root)
     known = [*receipts, *(item.receipt for item in over)]
-    gone = {item.id for item in known if (run.root / pruned(item.id)).exists()}
+    gone = {item.id for item in known if disk.exists(run.root / pruned(item.id))}
     common.answer(
         lambda: report.log(receipts, common.style, pruned=gone, damaged=damaged, given_up=over),
         lambda: report.log_json(receipts, pruned=gone, damaged=damaged, given_up=over),

@@ -59,7 +59,7 @@ class Readers(Executor):
 
     def __enter__(self) -> Readers:
         end = time.monotonic() + END_S
-        while self._own.exists() and time.monotonic() < end:
+        while disk.exists(self._own) and time.monotonic() < end:
             time.sleep(PAUSE_S)  # the last rank is at the end of the same command, given before
         disk.write_new(self._own, b"")
         return self

@@ -111,7 +111,7 @@ def _open(common: Common, from_scratch: bool) -> Run | None:
     except UsageError:
         folder = common.run_dir or Path()
         absent = from_scratch and not disk.is_there(folder)
-        if absent or (folder.is_dir() and not may_hold_steps(folder)):
+        if absent or (disk.is_folder(folder) and not may_hold_steps(folder)):
             return None
         raise
 

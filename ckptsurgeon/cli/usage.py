@@ -129,11 +129,13 @@ def _two_commands(words: Sequence[str], known: Collection[str]) -> UsageError | 
 
 def _unexpected(extra: Sequence[str], words: Sequence[str], path: str, help: Hint) -> UsageError:
     """What to say of words that the command at `path` does not take."""
+    from ckptsurgeon import disk
+
     if error := loose_pairs(words):
         return error
     what, folder = " ".join(extra), extra[0]
     with contextlib.suppress(OSError):  # a word that is too long for a name
-        if len(extra) == 1 and list(words).count(folder) == 1 and Path(folder).is_dir():
+        if len(extra) == 1 and list(words).count(folder) == 1 and disk.is_folder(Path(folder)):
             at = list(words).index(folder)
             help = shell(["ckptsurgeon", *words[:at], "-C", folder, *words[at + 1 :]])
     return UsageError(f"`{path}` takes no argument {what}", next=help)

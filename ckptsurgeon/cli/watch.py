@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ckptsurgeon import disk
 from ckptsurgeon.cli.advise import RunOrLogs
 from ckptsurgeon.cli.options import Cancelled, Common
 from ckptsurgeon.errors import SurgeryError, Unwritten, UsageError
@@ -168,7 +169,7 @@ def _log(run: Run, file: Path) -> Path:
     from ckptsurgeon.guard.trainer import printed
 
     own = printed(run)
-    there = file.stat().st_mtime if file.is_file() else 0.0
+    there = file.stat().st_mtime if disk.is_file(file) else 0.0
     return own[0] if own is not None and own[1] > there else file
 
 

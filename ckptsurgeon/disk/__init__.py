@@ -36,12 +36,23 @@ from ckptsurgeon.disk.names import (
     symlink,
 )
 from ckptsurgeon.disk.owners import copy_mode, copy_rights
-from ckptsurgeon.disk.presence import is_file, is_folder, is_link, is_there, names_in, walk
+from ckptsurgeon.disk.presence import (
+    below,
+    exists,
+    is_file,
+    is_folder,
+    is_link,
+    is_there,
+    matching,
+    names_in,
+    walk,
+)
 
 __all__ = [
     "NO_HARD_LINKS",
     "Folders",
     "Held",
+    "below",
     "calls",
     "can_not_link",
     "clone",
@@ -50,6 +61,7 @@ __all__ = [
     "copy_mode",
     "copy_rights",
     "created",
+    "exists",
     "fsync_data",
     "fsync_directory",
     "fsync_file",
@@ -59,6 +71,7 @@ __all__ = [
     "is_there",
     "link",
     "make_directory",
+    "matching",
     "names_in",
     "opened",
     "past_the_cache",

@@ -12,6 +12,8 @@ import os
 import stat
 from pathlib import Path
 
+from ckptsurgeon.disk.presence import is_folder, is_link
+
 
 def make_folder(path: Path) -> None:
     """The folder and those above it, for this user alone. Raises PermissionError where it belongs
@@ -88,7 +90,7 @@ def remove(path: Path) -> None:
     """One file, or one empty folder; nothing where there is neither, or the folder has files."""
     with contextlib.suppress(FileNotFoundError):
         try:
-            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+            path.rmdir() if is_folder(path) and not is_link(path) else path.unlink()
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:
                 raise

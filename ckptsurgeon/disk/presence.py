@@ -1,26 +1,35 @@
 """What has a name: an error is no answer, and says neither that it is there nor that it is not.
 
-`os.path.lexists` takes every error for "not there", and so does `Path.exists` from Python 3.14 on:
-where a server fails now and then, a file that has to be removed would stay, and one that has to
-take its name would not.
+`os.path.lexists` takes every error for "not there", and so does `Path.exists` from Python 3.14 on,
+and `Path.glob` gives less of a folder that can't be listed from 3.13 on: where a server fails now
+and then, a file that has to be removed would stay, one that has to take its name would not, and
+half of a step's shards would be edited.
 """
 
 from __future__ import annotations
 
 import errno
+import fnmatch
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ckptsurgeon.disk.calls import INTERRUPTED_CALLS
 
+_WILD = re.compile(r"[*?[]")
 _NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def is_there(path: Path | str) -> bool:
     """Whether there is such a name, be it that of a link which leads nowhere. Raises OSError."""
     return _mode(os.lstat, path) != 0
+
+
+def exists(path: Path | str) -> bool:
+    """Whether there is such a name, and of a link what it leads to. Raises OSError."""
+    return _mode(os.stat, path) != 0
 
 
 def is_folder(path: Path | str) -> bool:
@@ -49,6 +58,38 @@ def walk(folder: Path, *, past_closed: bool = False) -> Iterator[tuple[str, list
             raise error
 
     return os.walk(folder, onerror=refused)
+
+
+def below(folder: Path, *, past_closed: bool = False) -> Iterator[Path]:
+    """All that is in a folder, at any depth, but for what links lead to; nothing of one that is not
+    there. Raises OSError as `walk` does."""
+    for parent, folders, files in walk(folder, past_closed=past_closed):
+        yield from (Path(parent) / name for name in (*folders, *files))
+
+
+def matching(folder: Path, pattern: str, *, past_closed: bool = False) -> Iterator[Path]:
+    """The paths below a folder that a pattern names, ascending: of its parts each is a name, in
+    which `*` stands for any text. Raises OSError as `walk` does; of a folder that is not there
+    nothing has such a name."""
+    first, _, rest = pattern.partition("/")
+    try:
+        names = _named(folder, first)
+    except OSError as error:
+        closed = past_closed and isinstance(error, PermissionError)
+        if not closed and error.errno not in _NOWHERE:
+            raise
+        return
+    for path in (folder / name for name in names):
+        if not rest:
+            yield path
+        elif is_folder(path):
+            yield from matching(path, rest, past_closed=past_closed)
+
+
+def _named(folder: Path, part: str) -> list[str]:
+    if not _WILD.search(part):
+        return [part] if is_there(folder / part) else []
+    return sorted(fnmatch.filter((path.name for path in folder.iterdir()), part))
 
 
 def names_in(folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.one_look import once
 from ckptsurgeon.formats.advice import Advice
@@ -257,13 +258,13 @@ def resumes(format: Format, run: Path) -> int | None:
 
 def linked(format: Format, pointer: Path) -> bool:
     """Whether a pointer is a symbolic link to what `pointers` say, or has to become one."""
-    return pointer.is_symlink() or (isinstance(format, NeedsLinks) and format.to_link(pointer))
+    return disk.is_link(pointer) or (isinstance(format, NeedsLinks) and format.to_link(pointer))
 
 
 def leads_out(run: Path, path: Path) -> bool:
     """Whether `path` is a symbolic link to a name outside the run. What a name in the run leads to
     in turn is its own affair: a step may be a link."""
-    if not path.is_symlink():
+    if not disk.is_link(path):
         return False
     named = path.parent / path.readlink()
     return not (named.parent.resolve() / named.name).is_relative_to(run.resolve())
@@ -271,7 +272,7 @@ def leads_out(run: Path, path: Path) -> bool:
 
 def leads_inside(run: Path, path: Path) -> bool:
     """Whether `path` is a symbolic link to what is in the run by another name, or to nothing."""
-    return path.is_symlink() and not (leads_out(run, path) and path.exists())
+    return disk.is_link(path) and not (leads_out(run, path) and disk.exists(path))
 
 
 def outside(step: int, link: Path, target: Path) -> Rival:

@@ -102,7 +102,7 @@ def put(root: Path, id: str, name: str, data: bytes) -> Path:
     here = folder(root, id)
     with as_owner(root, []):
         for each in (here.parent.parent, here.parent, here):
-            if not each.is_dir():
+            if not disk.is_folder(each):
                 disk.make_directory(each)
         staged = here / f"{name}.new"
         if disk.is_there(staged):
@@ -116,7 +116,7 @@ def put(root: Path, id: str, name: str, data: bytes) -> Path:
 def as_json(event: Event, root: Path) -> Mapping[str, Any]:
     """An event for a program or a person far away, with the files that belong to it."""
     here = folder(root, event.id)
-    names = sorted(path.name for path in here.iterdir()) if here.is_dir() else []
+    names = sorted(path.name for path in here.iterdir()) if disk.is_folder(here) else []
     files = {name: str(here / name) for name in names if not name.startswith("event.json")}
     document = asdict(event)
     for name in ("pid", "born", "acted", "next"):
@@ -128,6 +128,6 @@ def _ids(root: Path) -> list[str]:
     here = root / HOME / FOLDER
     return (
         sorted(item.name for item in here.iterdir() if ID.fullmatch(item.name))
-        if (here.is_dir())
+        if (disk.is_folder(here))
         else []
     )

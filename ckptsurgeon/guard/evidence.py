@@ -7,7 +7,7 @@ import json
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon import report, surgery
+from ckptsurgeon import disk, report, surgery
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.guard import event as events
 from ckptsurgeon.guard.event import Event
@@ -73,7 +73,7 @@ def document(run: Run, event: Event) -> dict[str, Any]:
 def next_command(run: Run, event: Event) -> object:
     """What a person would type first."""
     recipe = events.folder(run.root, event.id) / RECIPE
-    if recipe.is_file() and event.receipt is None:
+    if disk.is_file(recipe) and event.receipt is None:
         return command("apply", recipe, run=run.root)
     return command("status", run=run.root)
 

@@ -111,7 +111,7 @@ def printed(run: Run) -> tuple[Path, float] | None:
 def _last_started(run: Run) -> events.Event | None:
     """The event after which a watch has started the trainer last."""
     for each in reversed(events.read(run.root)):
-        if (events.folder(run.root, each.id) / OUTPUT).is_file():
+        if disk.is_file(events.folder(run.root, each.id) / OUTPUT):
             return each
     return None
 
@@ -220,7 +220,7 @@ def _gone(run: Run, processes: Sequence[Process], seconds: float) -> bool:
 def clear_switch(run: Run) -> None:
     """Remove a kill switch that a watch put there; a person's stays."""
     switch = kill_switch(run)
-    if switch is None or not switch.is_file() or switch.stat().st_size > 100:
+    if switch is None or not disk.is_file(switch) or switch.stat().st_size > 100:
         return
     mark, _, id = switch.read_text("utf-8", "replace").rstrip("\n").partition(" ")
     if mark == MARK and ID.fullmatch(id):

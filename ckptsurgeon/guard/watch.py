@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.one_look import look_again
@@ -282,7 +283,7 @@ def _of_status(status: int | None) -> Trouble:
 
 def _complete(run: Run) -> bool:
     """Whether the bundled trainer has saved its last step."""
-    if run.settings.get("relaunch") is not None or not (run.root / CONFIG).is_file():
+    if run.settings.get("relaunch") is not None or not disk.is_file(run.root / CONFIG):
         return False
     last = plain_yaml.read(run.root / CONFIG).get("train_iters")
     return isinstance(last, int) and bool(run.steps()) and run.steps()[-1] >= last
@@ -291,4 +292,4 @@ def _complete(run: Run) -> bool:
 def _switched_off(run: Run) -> bool:
     """Whether a person has stopped it by its kill switch."""
     switch = kill_switch(run)
-    return switch is not None and switch.is_file()
+    return switch is not None and disk.is_file(switch)

@@ -28,7 +28,7 @@ def kill_switch(run: Run) -> Path | None:
     own = run.settings.get("relaunch")
     if isinstance(own, dict):
         switch = own.get("kill_switch")
-    elif (run.root / CONFIG).is_file():
+    elif disk.is_file(run.root / CONFIG):
         switch = plain_yaml.read(run.root / CONFIG).get(KEY)
     else:
         switch = None
@@ -43,7 +43,7 @@ def clear_left(run: Run, argv: Sequence[str]) -> str:
     Raises SurgeryError where it is of another job, or of a watch, which may still be there."""
     named = [word.partition("=")[2] for word in argv if word.startswith(f"{KEY}=")]
     switch = Path(named[-1]) if named else kill_switch(run)
-    if switch is None or not switch.is_file():
+    if switch is None or not disk.is_file(switch):
         return ""
     try:
         words = whole_file.read(switch, LONGEST).decode("utf-8", "replace").split()

@@ -7,6 +7,7 @@ import shlex
 import stat
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.run.run import CONFIG, Run
 from ckptsurgeon.run.search import SETTINGS
 from ckptsurgeon.transaction.worker import user_name
@@ -36,7 +37,7 @@ def by_others(path: Path) -> str:
         info = each.stat()
         if info.st_uid not in (0, os.geteuid()):
             return f"{each} belongs to {user_name(info.st_uid)}"
-        kept = each.is_dir() and info.st_mode & stat.S_ISVTX  # each keeps what is his there
+        kept = disk.is_folder(each) and info.st_mode & stat.S_ISVTX  # each keeps what is his there
         if info.st_mode & stat.S_IWOTH and not kept:
             return f"anybody may write to {each}"
     return ""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError, count, share
 from ckptsurgeon.hints import again
 from ckptsurgeon.logs import lineage
@@ -79,7 +80,7 @@ def copies(
         if not flags.any():
             continue
         path, content = folder / name, _content(relative(index.path, root), index, flags)
-        known = path.stat() if path.exists() else None
+        known = path.stat() if disk.exists(path) else None
         note = f"{share(int(flags.sum()), len(index), 'event')}, to step {marks.iteration}"
         rewrite = Rewrite(relative(path, root), TENSORBOARD, content, note, new_file=known is None)
         same = known and (known.st_size, known.st_mtime_ns) == (content.size, content.mtime_ns)
@@ -172,9 +173,9 @@ def _cut_branches(
         cut = ~flags & (kinds != event_file.DROPPED)
         if not (cut & (kinds != FILE_VERSION)).any():
             continue
-        if folders[i].exists():
+        if disk.exists(folders[i]):
             names = (f"{folder.name}-{n}" for n in itertools.count(2))
-            free = next(name for name in names if not folder.with_name(name).exists())
+            free = next(name for name in names if not disk.exists(folder.with_name(name)))
             raise UsageError(
                 f"{folders[i]} exists, so a cut branch can't be kept there",
                 next=again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.logs.new_names import TEXT
 from ckptsurgeon.logs.tensorboard import event_file, message
 from ckptsurgeon.logs.tensorboard.event_file import BORN
@@ -25,7 +26,7 @@ def note(logdir: Path, root: Path, step: int, text: str, when: float) -> Rewrite
     names = (BORN.search(path.name) for path in event_file.files(logdir))
     born = max((int(name[0]) for name in names if name), default=int(when))
     number = 1
-    while (path := logdir / f"events.out.{EVENTS}.{born}.~{number}{NOTE}").exists():
+    while disk.exists(path := logdir / f"events.out.{EVENTS}.{born}.~{number}{NOTE}"):
         number += 1
     event = message.text_event(when, step, TAG, text)
     data = event_file.version_record(when) + frame(event)

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import DamagedFile, UsageError, count, share
 from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.marks import Marks
@@ -115,7 +116,7 @@ class RowFile(LogSource):
     def _branch(self, name: str) -> Path:
         """Where the cut branch is kept."""
         path = self.path.parent / name / self.path.name
-        if path.exists():
+        if disk.exists(path):
             raise UsageError(
                 f"{path} exists, so a cut branch can't be kept there",
                 next=keep_in_the_attic(path),

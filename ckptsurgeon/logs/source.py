@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import Hint, again
 from ckptsurgeon.logs import signals
@@ -135,7 +136,7 @@ class Carry:
 
 def rewrite(path: Path, carry: Carry, content: Content, note: str) -> Rewrite | None:
     """The file that gets what is carried; None where it has that already."""
-    known = path.stat() if path.exists() else None
+    known = path.stat() if disk.exists(path) else None
     if known and (known.st_size, known.st_mtime_ns) == (content.size, content.mtime_ns):
         return None
     return Rewrite(relative(path, carry.root), LOGS, content, note, new_file=known is None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.formats.fields.constants import TRAINER_STATE
 from ckptsurgeon.run.run import Run
 
@@ -19,7 +20,7 @@ def histories(run: Run) -> list[list[Path]]:
     that a logger began at each start, oldest first: their paths differ in numbers alone."""
     saved = [run.directory(step) for step in run.steps()[-1:]]
     folders = dict.fromkeys([*saved, run.root, *run.logs.roots()])
-    usual = [path for here in folders for name in HISTORIES if (path := here / name).is_file()]
+    usual = [path for here in folders for name in HISTORIES if disk.is_file(path := here / name)]
     cut = sorted(run.logs.by_kind().rows, key=lambda path: -path.stat().st_mtime_ns)
     alike: dict[str, list[Path]] = {}
     for path in cut:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.hints import again
 from ckptsurgeon.logs.printed import own_loop, points
@@ -30,7 +31,7 @@ def listen(
         step = _step(run)
     if log is not None:
         _refuse_silent(run, step, log)
-    bundled = (run.root / CONFIG).is_file() and run.settings.get("relaunch") is None
+    bundled = disk.is_file(run.root / CONFIG) and run.settings.get("relaunch") is None
     speakers = families(run.format.name, own=bundled)
     known = expected(run, step)
     told = _sources(run, log, folder, speakers)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.logs import curves, rows
 from ckptsurgeon.logs.curves import Branch, Curves
@@ -70,7 +71,7 @@ def _of_points(source: LogSource, tags: Mapping[str, str]) -> Curves:
 def kept_by(run: Run, id: str, after: int) -> Branch:
     """The curves after step `after` in what surgery `id` keeps of logs that are no event files, as
     they were before it: those of the first log that has a loss there."""
-    files = [path for folder in folders(run, id) for path in sorted(folder.rglob("*"))]
+    files = [path for folder in folders(run, id) for path in sorted(disk.below(folder))]
     tables = [path for path in files if is_rows(str(path))]
     offline = [path for path in files if is_wandb(path.name)]
     databases = [path for path in files if is_database(path.name)]

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import DamagedFile, SurgeryError, count
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives.archive import Archive
@@ -107,7 +108,7 @@ def check(
     out.findings += _guarded(folder, lambda: _names(format, run, step))
     out.checkpoint = _opened(format, run, step)
     read = out.checkpoint.archives if out.checkpoint is not None else {}
-    there = [path for path in files if path.exists()]  # the names say what is gone
+    there = [path for path in files if disk.exists(path)]  # the names say what is gone
     if isinstance(format, KeepsOpaque):
         there = [path for path in there if not format.opaque(path)]
     shards = [Shard(path) for path in there if path.name.endswith((*TORCH, SAFE)) or path in read]
@@ -188,7 +189,7 @@ def _inspected(
     """The shards, and then the archives inside larger files that are there, with what is wrong with
     each. There may be millions of those: no more than BATCH are in memory unless the caller keeps
     them."""
-    there = cache(Path.exists)
+    there = cache(disk.exists)
 
     def inside() -> Iterator[Blob]:
         found = blobs(checkpoint) if checkpoint is not None else ()

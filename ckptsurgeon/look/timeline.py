@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.logs import curves
 from ckptsurgeon.logs.curves import Branch, Curves
@@ -151,8 +152,8 @@ def _cut(run: Run, receipt: Receipt) -> Iterator[Path]:
     found = [
         path
         for folder in folders(run, receipt.id)
-        for path in sorted(folder.rglob(f"*{KEPT_EVENTS}*"))
-        if not path.name.endswith(NOTE)
+        for path in sorted(disk.below(folder))
+        if KEPT_EVENTS in path.name and not path.name.endswith(NOTE)
     ]
     own = {folder.name for folder in run.logs.branches()}
     found = [path for path in found if path.parent.name not in own]
@@ -162,7 +163,7 @@ def _cut(run: Run, receipt: Receipt) -> Iterator[Path]:
     for edit in receipt.inverse:
         if isinstance(edit, Move) and EVENTS in edit.src and not edit.src.endswith(NOTE):
             path = run.root / edit.src
-            if path.parent in run.logs.branches() and path.is_file():
+            if path.parent in run.logs.branches() and disk.is_file(path):
                 yield path
 
 
@@ -178,7 +179,7 @@ def _saved(run: Run, receipts: Sequence[Receipt]) -> dict[int, str]:
     """Every saved step; of one that was saved again, what is there now."""
     states: dict[int, str] = {}
     for receipt in standing(receipts):
-        gone = (run.root / pruned(receipt.id)).exists()
+        gone = disk.exists(run.root / pruned(receipt.id))
         states |= dict.fromkeys(_moved(receipt), PRUNED if gone else ATTIC)
     steps = run.steps()
     for step in steps:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.one_look import one_look
@@ -186,7 +187,7 @@ def _broken_promise(run: Run, actual: Promise, whole: bool) -> list[Finding]:
         return [
             Finding(f"{wrong}: what surgery {id} promised is not known", set_aside(path))
             for id, wrong in lost.items()
-            if (path := run.root / receipt_file(id)).is_file()  # else the user has set it aside
+            if disk.is_file(path := run.root / receipt_file(id))  # else the user has set it aside
         ]
     promised = receipts[-1].promise if receipts else None
     if promised is None or promised.step != actual.step:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ckptsurgeon import whole_file
+from ckptsurgeon import disk, whole_file
 from ckptsurgeon.files.plain_yaml import MAX_BYTES
 from ckptsurgeon.plans.edits import AnyChange, Content, Rewrite
 from ckptsurgeon.run.run import CONFIG, Run
@@ -15,7 +15,7 @@ from ckptsurgeon.run.run import CONFIG, Run
 def configured(run: Run, key: str) -> str | None:
     """What the config says of `key`, as YAML text; None without one."""
     path = run.root / CONFIG
-    text = _text(path) if path.is_file() else ""
+    text = _text(path) if disk.is_file(path) else ""
     match = re.search(rf"^{key}: *(.*?) *$", text, re.MULTILINE)
     return match[1] if match else None
 
@@ -24,7 +24,7 @@ def config_changes(run: Run, values: Mapping[str, str], note: str) -> list[AnyCh
     """The config with these keys set (key → YAML text); nothing without a config, or where it says
     so already. Every other line stays."""
     path = run.root / CONFIG
-    if not values or not path.is_file():
+    if not values or not disk.is_file(path):
         return []
     old = _text(path)
     text = old if old.endswith("\n") else f"{old}\n"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
@@ -265,7 +266,7 @@ def _filled(pattern: str, holes: Mapping[str, int | str]) -> str:
 
 def shipped() -> list[str]:
     """The pages that come with the product, by name."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return sorted(path.stem for path in disk.matching(FOLDER, "*.yaml"))
 
 
 def read(path: str) -> Names:
@@ -274,7 +275,7 @@ def read(path: str) -> Names:
     if not path:
         return Names()
     typed = path
-    if path in shipped() and not Path(path).exists():
+    if path in shipped() and not disk.exists(Path(path)):
         path = str(FOLDER / f"{path}.yaml")
     try:
         data = plain_yaml.read(Path(path))

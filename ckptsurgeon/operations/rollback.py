@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from ckptsurgeon import whole_file
+from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError, first_few
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import Ranks
@@ -140,7 +140,7 @@ def _under_other_names(run: Run, step: int, newest: bool) -> Iterator[str]:
     names = {path.name for path in run.format.files(run.root, step) if path.parent == own}
     for folder in run.format.begun(run.root, step):
         number = number_of(folder.name)
-        if number is None or not folder.is_dir() or not names <= {*listed(folder)}:
+        if number is None or not disk.is_folder(folder) or not names <= {*listed(folder)}:
             continue
         new = run.directory(number).name
         yield (
@@ -233,7 +233,7 @@ def _links(run: Run, step: int, gone: list[Path], known: Collection[Path]) -> Ch
             if entry is None:
                 continue
             target = own[0] / end.relative_to(entry)
-            if LAST.search(link.name) and len(own) == 1 and target.exists():
+            if LAST.search(link.name) and len(own) == 1 and disk.exists(target):
                 changes.append(relinked(run, link, target))
             else:
                 notes.append(
@@ -253,7 +253,7 @@ def _final(run: Run, step: int) -> list[str]:
     inside = {path.name for path in own if path.parent != run.root}
     saved = max(path.stat().st_mtime for path in own)
     paths = [run.root / name for name in beside if name in inside]
-    later = [path.name for path in paths if path.is_file() and path.stat().st_mtime > saved]
+    later = [path.name for path in paths if disk.is_file(path) and path.stat().st_mtime > saved]
     if not later:
         return []
     were = "was" if len(later) == 1 else "were"
@@ -265,14 +265,14 @@ def _final(run: Run, step: int) -> list[str]:
 
 def relinked(run: Run, path: Path, target: Path) -> Relink:
     """The link at `path` leads to `target`, from the folder that it is in; a file becomes one."""
-    old = str(path.readlink()) if path.is_symlink() else ""
+    old = str(path.readlink()) if disk.is_link(path) else ""
     return Relink(run.relative(path), "latest", old, os.path.relpath(target, path.parent))
 
 
 def copied(run: Run, path: Path, shard: Path) -> Rewrite:
     """The file at `path` becomes a copy of `shard`."""
     content = Content((Span(run.relative(shard), 0, shard.stat().st_size),))
-    new = not path.exists()
+    new = not disk.exists(path)
     return Rewrite(run.relative(path), "latest", content, f"a copy of {shard.name}", new)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from ckptsurgeon import whole_file
+from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import copies
@@ -249,7 +249,7 @@ def _renamed(run: Run, checkpoint: Checkpoint, number: int) -> Iterator[AnyChang
         if isinstance(old, str):
             text = _with_number(old, step, number)
             yield NewText(run.relative(path), "latest", whole_file.text(path), text)
-        elif path.is_symlink():
+        elif disk.is_link(path):
             entry = next(name for name in new if old == name or name in old.parents)
             yield relinked(run, path, new[entry] / old.relative_to(entry))
         elif path not in repeated:  # a copy of the shard as it will be, called as it was still

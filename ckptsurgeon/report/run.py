@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats.layout import resumes
 from ckptsurgeon.hints import Hint, command, text
@@ -184,7 +185,7 @@ def _events(run: Run) -> list[Row]:
     rows = []
     for source in run.log_sources():
         events = isinstance(source, EventFolder)
-        files = sum(1 for _ in source.path.glob(f"*{EVENTS}*")) if events else 0
+        files = sum(1 for _ in disk.matching(source.path, f"*{EVENTS}*")) if events else 0
         for stream in source.streams():
             notes = [count(files, "file")] if events else []
             if stream.last is not None:

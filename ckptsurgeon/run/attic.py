@@ -36,11 +36,13 @@ def attics(run: Run) -> list[Attic]:
     wrong = run.damaged_receipts()
     places = _places(run)
     out = []
-    for id in sorted({path.name for place in places if place.is_dir() for path in place.iterdir()}):
+    for id in sorted(
+        {path.name for place in places if disk.is_folder(place) for path in place.iterdir()}
+    ):
         files = [file for place in places for file in _files(run, place / id)]
         if files:
             size = sum(os.lstat(file).st_blocks * 512 for file in files)
-            existing = tuple(place / id for place in places if (place / id).is_dir())
+            existing = tuple(place / id for place in places if disk.is_folder(place / id))
             stays = "" if id in titles else wrong.get(id, "no receipt says what it is")
             out.append(Attic(id, titles.get(id, ""), len(files), size, existing, stays))
     return out
@@ -67,7 +69,7 @@ def prune(run: Run, chosen: Sequence[Attic]) -> None:
     with as_owner(run.root, inside), lock.hold(run.root, "prune"):
         for item in chosen:
             marker = run.root / pruned(item.id)
-            if not marker.exists():
+            if not disk.exists(marker):
                 disk.write_new(marker, b"")
                 disk.fsync_directory(marker.parent)
             for folder in item.folders:

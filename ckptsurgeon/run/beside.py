@@ -44,7 +44,7 @@ class Beside:
                 f"{name} can't be looked at ({self.unread}): if logs of this run are there, they "
                 "stay as they are"
             )
-        if self.path.is_dir():
+        if disk.is_folder(self.path):
             name, own = f"{name}/", f"tensorboard: [., {name}]"
         return (
             f"{name} stays as it is, and was written to since step {step} was saved: if it is of "

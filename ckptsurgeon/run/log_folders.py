@@ -77,7 +77,7 @@ class LogFolders:
         """The folders of the settings that are not there."""
         named = self.settings.get("tensorboard", [])
         names = map(str, named if isinstance(named, list) else [named])
-        return [name for name in names if not self._real(name).is_dir()]
+        return [name for name in names if not disk.is_folder(self._real(name))]
 
     def roots(self) -> list[Path]:
         """Where they are looked for: the folders of the settings, links among them resolved, or
@@ -171,7 +171,9 @@ class LogFolders:
             if is_stored_run(here, inner, files):
                 stored.append(here)
         paged = self.format.log_files if isinstance(self.format, LogsBeside) else ()
-        for named in (root.glob(each) for root in self.roots() for each in paged):
+        for named in (
+            disk.matching(root, each, past_closed=True) for root in self.roots() for each in paged
+        ):
             rows += [
                 path
                 for path in sorted(named)
@@ -217,7 +219,7 @@ class LogFolders:
         names = self.settings.get("logs", [])
         for name in names if isinstance(names, list) else [names]:
             path = Path(os.path.realpath(self.root / str(name)))
-            if not path.is_file():
+            if not disk.is_file(path):
                 raise UsageError(
                     f"{self.root}: its log {str(name)!r} is not there",
                     next="name a file in `logs:` of ckptsurgeon.yaml, or nothing",
@@ -248,7 +250,7 @@ class LogFolders:
         for here, inner, _ in self._walk():
             for link in (here / name for name in inner):
                 with contextlib.suppress(OSError):
-                    if link.is_symlink() and any(EVENTS in n.name for n in link.iterdir()):
+                    if disk.is_link(link) and any(EVENTS in n.name for n in link.iterdir()):
                         links.append(relative(link, self.root))
         return links
 
@@ -284,7 +286,9 @@ class LogFolders:
 
     def _walk(self) -> Iterator[tuple[Path, list[str], list[str]]]:
         """Folder, folders in it and files in it, wherever logs may be."""
-        steps = self.format.steps(self.root) if self.root.is_dir() else []  # of a fork to be made
+        steps = (
+            self.format.steps(self.root) if disk.is_folder(self.root) else []
+        )  # of a fork to be made
         checkpoints = {path for step in steps for path in self.format.entries(self.root, step)}
         for root in self.roots():
             for folder, inner, files in disk.walk(root, past_closed=True):
@@ -330,4 +334,4 @@ def _trackers(paths: Sequence[Path]) -> list[Path]:
 
 def _own(paths: Iterable[Path]) -> list[Path]:
     """Those that are files, each once: a link is left alone."""
-    return list(dict.fromkeys(p for p in paths if p.is_file() and not p.is_symlink()))
+    return list(dict.fromkeys(p for p in paths if disk.is_file(p) and not disk.is_link(p)))

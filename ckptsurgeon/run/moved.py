@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.plans.edits import Move, relative
@@ -28,7 +29,7 @@ def refuse_moved(start: Path) -> None:
                 next=again("-C", root),
             )
         raise _away(root, receipt, name)
-    above = None if here.is_dir() else _root(here)
+    above = None if disk.is_folder(here) else _root(here)
     if above is not None:
         name = relative(here, above)
         receipt = _taker(above, name)
@@ -44,7 +45,7 @@ def nearest(named: Path) -> Path:
             return _root(kept[0]) or kept[0]
     while named != named.parent:
         with contextlib.suppress(OSError):  # a name that is too long for any folder
-            if named.is_dir():
+            if disk.is_folder(named):
                 break
         named = named.parent
     return named

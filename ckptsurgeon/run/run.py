@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError, first_few
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats import Checkpoint, Format, State
@@ -67,7 +68,7 @@ class Run:
         moved.refuse_moved(Path(start))
         here = Path(start).resolve()
         reads.refuse_hollow(here)
-        if not here.is_dir():
+        if not disk.is_folder(here):
             raise UsageError(f"{start} is not a directory", next=search.meant(Path(start)))
         run = cls.around(here, format)
         if run is None:
@@ -87,7 +88,7 @@ class Run:
         """Log directories without checkpoints; receipts and attic are kept in the first one."""
         paths = [folder.resolve() for folder in folders]
         for path, folder in zip(paths, folders, strict=True):
-            if not path.is_dir():
+            if not disk.is_folder(path):
                 raise UsageError(
                     f"{folder} is not a directory", next="--tb DIR, with *tfevents* files in it"
                 )
@@ -114,7 +115,7 @@ class Run:
     @property
     def launchable(self) -> bool:
         """Whether anything in the run says how its trainer is started; not of one in a bucket."""
-        said = self.settings.get("relaunch") is not None or (self.root / CONFIG).is_file()
+        said = self.settings.get("relaunch") is not None or disk.is_file(self.root / CONFIG)
         return said and reads.key(self.root) is None
 
     # --- paths -----------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class Run:
         in_force = receipts.standing(self.receipts())
         for receipt in reversed(in_force):
             moves = (edit for edit in receipt.inverse if isinstance(edit, Move))
-            kept = (edit for edit in moves if (self.root / edit.src).exists())  # not pruned
+            kept = (edit for edit in moves if disk.exists(self.root / edit.src))  # not pruned
             if any(number_of(Path(edit.dst).name) == step for edit in kept):
                 words = ("undo", receipt.id) if receipt is in_force[-1] else ("log",)
                 return [command(*words, why=f"{receipt.id} moved step {step} to the attic")]
@@ -311,7 +312,7 @@ class Run:
         steps = self.steps()
         hints: list[Hint] = [f"restore a step from a copy into {self.root}/"]
         for receipt in receipts.standing(self.receipts())[-1:]:
-            if any(isinstance(e, Move) and (self.root / e.src).exists() for e in receipt.inverse):
+            if any(isinstance(e, Move) and disk.exists(self.root / e.src) for e in receipt.inverse):
                 hints.insert(0, command("undo", receipt.id, why="brings back what it moved aside"))
         lacking = f": step {steps[-1]} is {self.conditions.why(steps[-1])}" if steps else ""
         return SurgeryError(f"no complete checkpoint in {self.root}{lacking}", next=hints)
@@ -384,7 +385,7 @@ class Run:
 
 def _held(pointer: Path) -> str:
     """What a pointer says, where that is a line of less than 80 characters."""
-    line = (text(pointer) or "").strip() if pointer.is_file() else ""
+    line = (text(pointer) or "").strip() if disk.is_file(pointer) else ""
     return f": it says {line!r}" if line.isprintable() and 0 < len(line) < 80 else ""
 
 

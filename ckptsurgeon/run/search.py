@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
@@ -49,7 +50,7 @@ def nearest(here: Path, format: str = "") -> tuple[Path, Format, Mapping[str, An
         if HOME in folder.parts:
             continue
         file = folder / SETTINGS
-        settings = _settings(file) if file.is_file() else {}
+        settings = _settings(file) if disk.is_file(file) else {}
         given = format or _own(settings, folder)
         found = _recognized(folder, given) if given else detect(folder)
         if found is not None:
@@ -104,7 +105,7 @@ def _refuse_unknown_layout(here: Path) -> None:
     """Raise UsageError for a folder that looks like a saved step, by its name and a file in it."""
     inside = _inside(here)[:WIDTH]
     for file in inside:
-        if file.name.endswith(TORCH) and NUMBERED.fullmatch(file.name) and file.is_file():
+        if file.name.endswith(TORCH) and NUMBERED.fullmatch(file.name) and disk.is_file(file):
             raise UsageError(
                 f"{file} may be a saved step, in no layout that is known here",
                 next=command("draft-format", run=here, why=DRAFTED),
@@ -201,7 +202,7 @@ def _inside(folder: Path) -> list[Path]:
 
 def _is_folder(path: Path) -> bool:
     with contextlib.suppress(OSError):
-        return path.is_dir()
+        return disk.is_folder(path)
     return False
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from ckptsurgeon import disk
+
 FOLDERS = {
     ".aim": "Aim",
     ".cometml-runs": "Comet",
@@ -22,6 +24,6 @@ def tracker(folder: Path, inner: Collection[str], files: Collection[str]) -> str
         return "SwanLab"
     if folder.name.startswith("offline-") and "task.json" in files:
         return "ClearML"
-    if "metrics.json" in files and (folder / "plots/metrics").is_dir():
+    if "metrics.json" in files and disk.is_folder(folder / "plots/metrics"):
         return "DVCLive"
     return None

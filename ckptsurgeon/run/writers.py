@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ckptsurgeon import whole_file
+from ckptsurgeon import disk, whole_file
 from ckptsurgeon.disk import mount
 from ckptsurgeon.formats import Format
 from ckptsurgeon.formats.step_folders import files_below
@@ -47,7 +47,7 @@ def evidence(
     writes, and its SLURM job."""
     signs = _trainer(root / RECORD)
     for item in logs:
-        sign = written(item, root) if item.is_file() else None
+        sign = written(item, root) if disk.is_file(item) else None
         if sign:
             signs.append(f"{relative(item, root)}: {sign}")
     return signs + _saving(root, format, pointers)
@@ -135,7 +135,11 @@ def _saving(root: Path, format: Format, pointers: Mapping[str, int | None]) -> l
 
 def _written(pointer: Path) -> list[Path]:
     """What a save writes of a pointer: the file, or those in a folder that is a copy of a step."""
-    return [p for p in (files_below(pointer) if pointer.is_dir() else [pointer]) if p.is_file()]
+    return [
+        p
+        for p in (files_below(pointer) if disk.is_folder(pointer) else [pointer])
+        if disk.is_file(p)
+    ]
 
 
 def written(item: Path, root: Path) -> str | None:
@@ -162,7 +166,7 @@ def _elsewhere(log: Path, root: Path) -> bool:
     surgery wrote it. What a surgery writes is staged before its receipt, by the same clock."""
     if log.name.endswith(NOTE) or not mount.is_network(log.parent):
         return False
-    receipts = (root / HOME / RECEIPTS).glob("*/receipt.json")
+    receipts = disk.matching(root / HOME / RECEIPTS, "*/receipt.json")
     done = max((receipt.stat().st_mtime_ns for receipt in receipts), default=0)
     return log.stat().st_mtime_ns > done
 

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.hints import again, shell
 from ckptsurgeon.operations.section import Recipe
@@ -38,7 +39,7 @@ def fork(
     assert branch is not None
     run.checkpoint(step)
     files = files_of(run, step)
-    own = (path for name in LAUNCH if (path := run.root / name).is_file())
+    own = (path for name in LAUNCH if disk.is_file(path := run.root / name))
     targets, texts = {run.relative(path): path for path in (*files, *own)}, {}
     for path, source in run.format.pointers(run.root, step).items():
         if isinstance(source, Path):
@@ -114,7 +115,7 @@ def refuse_taken(run: Run, folder: Path) -> None:
 
 
 def _taken(folder: Path) -> UsageError:
-    if (folder / HOME / FORKING).is_file():
+    if disk.is_file(folder / HOME / FORKING):
         return UsageError(
             f"{folder} has objects: an earlier fork was cut off there, or is still running",
             next=shell(["aws", "s3", "rm", "--recursive", folder], why="if no fork is running"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon import surgery
+from ckptsurgeon import disk, surgery
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.integrity import sha256
 from ckptsurgeon.formats.layout import Paged
@@ -72,7 +72,7 @@ def check_format(run: Run) -> Check:
     checkpoint = run.checkpoint(step)
     checkpoint.state()
     branch = run.root.with_name(f"{run.root.name}.check-format")
-    if branch.exists():
+    if disk.exists(branch):
         raise UsageError(f"{branch} is in the way", next="move it, or remove it if a check made it")
     fork(run, step, branch, NOTHING, "copy")
     try:
@@ -116,6 +116,6 @@ def _digests(root: Path) -> dict[str, str]:
     """sha256 of each file, but for the surgeon's own."""
     return {
         path.relative_to(root).as_posix(): sha256(path)
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and HOME not in path.relative_to(root).parts
+        for path in sorted(disk.below(root))
+        if disk.is_file(path) and HOME not in path.relative_to(root).parts
     }

@@ -114,7 +114,7 @@ def _script() -> Path:
     for package in ("ckptsurgeon_train", "train"):
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations or ()) if spec else ():
-            if (Path(folder) / SCRIPT).is_file():
+            if disk.is_file(Path(folder) / SCRIPT):
                 return Path(folder) / SCRIPT
     raise SurgeryError(f"{SCRIPT} is not installed", next="pip install ckptsurgeon")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import count
 from ckptsurgeon.files.archives import shrink
 from ckptsurgeon.files.archives.archive import Archive
@@ -60,7 +61,7 @@ def plan_shrink(run: Run, step: int | None = None, *, allow_globals: Collection[
 
 def _is_archive(path: Path) -> bool:
     """By its name and its first bytes: other files may have such names, as folders may."""
-    if not path.name.endswith(TORCH) or not path.is_file():
+    if not path.name.endswith(TORCH) or not disk.is_file(path):
         return False
     with path.open("rb") as file:
         return file.read(len(ZIP)) == ZIP

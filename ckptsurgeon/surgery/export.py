@@ -98,10 +98,12 @@ def help_with(
         weights = list(HasWeights.of(run.checkpoint(step)).weights())
         partial = folder.with_name(f"{folder.name}{PARTIAL}")
         jobs = _jobs(partial, _shards(partial, _distributed(weights, shard_bytes)))
-        if not folder.exists():
+        if not disk.exists(folder):
             ranks.help(jobs)
     except (SurgeryError, OSError):
-        if not folder.exists():  # it comes whole; where it was there before, the last rank says so
+        if not disk.exists(
+            folder
+        ):  # it comes whole; where it was there before, the last rank says so
             raise
 
 

@@ -140,9 +140,9 @@ def refuse_place(run: Run, folder: Path) -> None:
 
 def refuse_taken(folder: Path) -> None:
     """Raise when the new directory's name is taken, or its parent is not there."""
-    if folder.exists() or folder.is_symlink():
+    if disk.exists(folder) or disk.is_link(folder):
         raise UsageError(f"{folder} already exists", next="choose a new directory")
-    if not folder.parent.is_dir():
+    if not disk.is_folder(folder.parent):
         raise UsageError(
             f"{folder.parent} is not a directory",
             next=shell(["mkdir", "-p", folder.parent], why="then the same command again"),
@@ -153,7 +153,7 @@ def make_partial(folder: Path, what: str) -> Path:
     """The directory that is filled before it gets the name `folder`. Raises UsageError when an
     earlier fork or export (`what`) has left one, SurgeryError when it can't be made."""
     partial = folder.with_name(f"{folder.name}{PARTIAL}")
-    if partial.exists():
+    if disk.exists(partial):
         raise UsageError(
             f"{partial} exists: an earlier {what} was cut off there, or is still running",
             next=shell(["rm", "-r", partial], why=f"if no {what} is running"),
@@ -173,7 +173,7 @@ def files_of(run: Run, step: int) -> list[Path]:
     more = [
         below
         for path in run.entries(step)
-        for below in (files_below(path) if path.is_dir() else [path])
+        for below in (files_below(path) if disk.is_folder(path) else [path])
     ]
     return list(dict.fromkeys([*run.format.files(run.root, step), *more]))
 
@@ -202,7 +202,7 @@ def _fill(run: Run, step: int, folder: Path, partial: Path, how: str) -> list[Pa
         else:
             _share(source, made(source), how)
     for name in LAUNCH:
-        if (run.root / name).is_file() and not _leads_out(run.root / name, own):
+        if disk.is_file(run.root / name) and not _leads_out(run.root / name, own):
             _share(run.root / name, partial / name, "copy")
     for pointer, text in pointers.items():
         if isinstance(text, str):
@@ -224,7 +224,7 @@ def forked(run: Run, said: str, folder: Path) -> str:
 def _leads_out(file: Path, own: Sequence[Path]) -> bool:
     """Whether it is a link to what is in none of these folders: whoever made it need not be able to
     read that, and who forks may be."""
-    return file.is_symlink() and not any(map(file.resolve().is_relative_to, own))
+    return disk.is_link(file) and not any(map(file.resolve().is_relative_to, own))
 
 
 def _share(source: Path, target: Path, how: str) -> None:
@@ -263,8 +263,8 @@ def _share(source: Path, target: Path, how: str) -> None:
 
 def remove(folder: Path) -> None:
     """Remove a branch with all that is in it."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir() and not path.is_symlink():
+    for path in sorted(disk.below(folder), reverse=True):
+        if disk.is_folder(path) and not disk.is_link(path):
             disk.remove_directory(path)
         else:
             disk.remove_file(path)

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA
 from ckptsurgeon.formats import Checkpoint
@@ -71,7 +72,7 @@ def render(
                 logs.append(rewrite(run, change.file, content, id, new=change.new_file))
         elif isinstance(change, NewName):
             name = str(PurePosixPath(change.file).with_name(str(change.new)))
-            if (run.root / change.file).is_dir():
+            if disk.is_folder(run.root / change.file):
                 folders[change.file] = name
                 continue
             named[change.file] = name
@@ -121,7 +122,7 @@ def _made_beside(
         for file, content in rendered.items()
         for here, there in sorted(pairs)
         if here != there and PurePosixPath(file).parent == here
-        if not (run.root / file).exists()
+        if not disk.exists(run.root / file)
     }
 
 
@@ -139,8 +140,8 @@ def _folder(
 ) -> Iterator[Edit]:
     """Each file of a step's folder in one of another name, and what is `rendered` of it, which is
     taken out; the folder itself leaves last. Raises SurgeryError for a symbolic link in it."""
-    old = [path for path in sorted((run.root / folder).rglob("*")) if not path.is_dir()]
-    if link := next((path for path in old if path.is_symlink()), None):
+    old = [path for path in sorted(disk.below(run.root / folder)) if not disk.is_folder(path)]
+    if link := next((path for path in old if disk.is_link(path)), None):
         raise SurgeryError(
             f"{run.relative(link)} is a symbolic link, and the folder gets another name",
             next=shell(
@@ -155,7 +156,7 @@ def _folder(
         if content is None:
             content = Content((Span(file, 0, (run.root / file).stat().st_size),))
         new = f"{name}{file.removeprefix(folder)}"
-        like = file if (run.root / file).exists() else None
+        like = file if disk.exists(run.root / file) else None
         yield Move(run.staging(new, id), new, content, like)
 
 
@@ -171,7 +172,7 @@ def _shards(
     new ones; those that are `renamed` come meanwhile, too."""
     contents = {file: item for file, item in rendered.items() if isinstance(item, Content)}
     appends = [item for item in rendered.values() if isinstance(item, Append)]
-    made = [file for file in contents if not (run.root / file).exists()]
+    made = [file for file in contents if not disk.exists(run.root / file)]
     news = [rewrite(run, file, contents.pop(file), id, new=True) for file in made]
     replaces = [replaced(run, file, item, id) for file, item in contents.items()]
     if replaces and len(replaces) + len(renamed) > 1 and not appends:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from ckptsurgeon import whole_file
+from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError, count, first_few
 from ckptsurgeon.hints import again
 from ckptsurgeon.operations import rollback
@@ -184,7 +184,7 @@ def _appended(run: Run, receipt: Receipt, tail: Tail) -> Append:
     """What an undo cut off, to be written again."""
     path = run.root / kept_tails(receipt.id)
     spans = [(tail.at, tail.at + tail.size)]
-    if not path.is_file() or tail_digest(path, spans) != tail.digest:
+    if not disk.is_file(path) or tail_digest(path, spans) != tail.digest:
         raise SurgeryError(
             f"{path}: the bytes that {receipt.id} cut off {tail.file} are gone",
             next=f"restore {path} from a copy of the run",
@@ -259,7 +259,7 @@ def _pointers(
         if named == receipt.step or file in ours:
             continue
         if isinstance(text, Path):
-            if path.is_symlink():
+            if disk.is_link(path):
                 links.append(rollback.relinked(run, path, text))
                 continue
             if copies.isdisjoint([path, *path.parents]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
@@ -29,7 +28,9 @@ def copies(run: Run, receipt: Receipt, known: Collection[str]) -> list[str]:
     pointers = run.format.pointers(run.root, receipt.step)
     own = [path for path, text in pointers.items() if isinstance(text, Path)]
     folders = {above for path in own for above in path.parents if run.root in above.parents}
-    there = [path for path in (*own, *sorted(folders)) if path.exists() and not path.is_symlink()]
+    there = [
+        path for path in (*own, *sorted(folders)) if disk.exists(path) and not disk.is_link(path)
+    ]
     held = {*known, *_above(known)}
     return [
         name
@@ -68,7 +69,7 @@ def links(
     for place, names in _wandb_runs(gone).items():
         folder = run.root / place
         newest = sorted(older.get(place, ()), key=lambda name: name.removeprefix("offline-"))[-1:]
-        for link in sorted(filter(Path.is_symlink, folder.iterdir())):
+        for link in sorted(filter(disk.is_link, folder.iterdir())):
             old, file = str(link.readlink()), run.relative(link)
             first, slash, rest = old.partition("/")
             if first not in names or file in known:
@@ -98,7 +99,7 @@ def _run_folder(file: str) -> str | None:
 
 
 def _has_events(folder: Path) -> bool:
-    return any(EVENTS in name for _, _, files in os.walk(folder) for name in files)
+    return any(EVENTS in name for _, _, files in disk.walk(folder) for name in files)
 
 
 def _above(files: Iterable[str]) -> set[str]:

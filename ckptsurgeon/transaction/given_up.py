@@ -42,7 +42,7 @@ def staged_record(id: str) -> str:
 def read(root: Path) -> list[GivenUp]:
     """Every surgery that was given up and whose record can be read, oldest first."""
     found = []
-    for path in sorted((root / HOME / RECEIPTS).glob("*/given-up.json")):
+    for path in disk.matching(root / HOME / RECEIPTS, "*/given-up.json"):
         try:
             document = parsed(whole_file.read(path, whole_file.MAX_RECORD, follow=False))
             record = made(GivenUp, document if isinstance(document, dict) else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from ckptsurgeon.transaction import kept
 from tests.faults.sweep import Stage, verdict
 from tests.faults.toy import SCENARIOS
 from tests.faults.world import Scenario
+
+SOURCE = Path(disk.__file__).parents[1]
 
 
 class Looks:
@@ -83,8 +86,18 @@ def test_a_folder_that_can_not_be_listed_is_not_empty(
     (tmp_path / "part/inner").mkdir(parents=True)
     (tmp_path / "part/inner/events.out.tfevents.1.host").touch()
     here = str(tmp_path / "part/inner")
-    logs = [lambda: [*disk.walk(tmp_path, past_closed=True)], lambda: disk.names_in(Path(here))]
-    steps = [lambda: files_below(tmp_path)]
+    events = "part/*/events*"
+    logs = [
+        lambda: [*disk.walk(tmp_path, past_closed=True)],
+        lambda: [*disk.below(tmp_path, past_closed=True)],
+        lambda: [*disk.matching(tmp_path, events, past_closed=True)],
+        lambda: disk.names_in(Path(here)),
+    ]
+    steps: list[Callable[[], object]] = [
+        lambda: files_below(tmp_path),
+        lambda: [*disk.below(tmp_path)],
+        lambda: [*disk.matching(tmp_path, events)],
+    ]
     for name in ("listdir", "scandir"):
         real = getattr(os, name)
 
@@ -125,6 +138,7 @@ def test_only_what_is_not_there_is_said_to_be_absent(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     for ask, there in (
         (disk.is_there, {".", "file", "nowhere", "loop"}),
+        (disk.exists, {".", "file"}),
         (disk.is_folder, {"."}),
         (disk.is_file, {"file"}),
         (disk.is_link, {"nowhere", "loop"}),
@@ -134,3 +148,43 @@ def test_only_what_is_not_there_is_said_to_be_absent(tmp_path: Path) -> None:
         assert ask(str(tmp_path)) == ("." in there)
         with Looks(tmp_path, 1)(), pytest.raises(OSError, match="Input/output error"):
             ask(tmp_path / "file")
+
+
+ASKED = ("exists", "is_file", "is_dir", "is_symlink", "glob", "rglob", "lexists", "isfile", "isdir")
+"""What swallows errors: of `Path` from Python 3.13 or 3.14 on, of `os.path` in all releases."""
+ENTRIES = ("entry", "item")
+"""Names of what `os.scandir` gives, whose looks raise."""
+
+
+def test_each_look_at_a_name_is_one_that_raises() -> None:
+    asked = []
+    for path in sorted({*SOURCE.rglob("*.py")} - {SOURCE / "__main__.py"}):  # it looks at no run
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = node.func if isinstance(node, ast.Call) else node
+            if not isinstance(called, ast.Attribute) or called.attr not in ASKED:
+                continue
+            owner = ast.unparse(called.value)
+            if owner == "Path" or (isinstance(node, ast.Call) and owner not in ("disk", *ENTRIES)):
+                asked.append(f"{path.relative_to(SOURCE)}:{node.lineno} {ast.unparse(called)}")
+    assert asked == []
+
+
+def test_a_pattern_names_what_is_there_and_no_more(tmp_path: Path) -> None:
+    for name in ("zero/a/exp_avg.pt", "zero/b[0]/exp_avg.pt", "zero/b[0]/.hidden.pt", "zero/c.pt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "zero/d").symlink_to("a")
+
+    def named(pattern: str) -> list[str]:
+        return [str(path.relative_to(tmp_path)) for path in disk.matching(tmp_path, pattern)]
+
+    assert named("zero/*/*.pt") == [
+        "zero/a/exp_avg.pt",
+        "zero/b[0]/.hidden.pt",
+        "zero/b[0]/exp_avg.pt",
+        "zero/d/exp_avg.pt",
+    ]
+    assert named("zero/c.pt") == ["zero/c.pt"]
+    assert named("gone/*.pt") == named("zero/c.pt/*") == named("zero/e.pt") == []
+    below = {str(path.relative_to(tmp_path)) for path in disk.below(tmp_path / "zero")}
+    assert "zero/d" in below and "zero/d/exp_avg.pt" not in below

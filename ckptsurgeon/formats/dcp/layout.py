@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import DamagedFile, count
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.archives.archive import PICKLE
@@ -56,11 +57,11 @@ class Torchtitan(Format, FindsStep, LogsBeside):
     def log_folders(self, run: Path) -> Sequence[str]:
         """The run, and the trainer's usual log folder where both have their usual names."""
         name, logs = self.beside
-        return (".", logs) if run.name == name and (run / logs).is_dir() else (".",)
+        return (".", logs) if run.name == name and disk.is_folder(run / logs) else (".",)
 
     def recognizes(self, run: Path) -> bool:
         """True with a step's folder that has a `.metadata` where this trainer puts it."""
-        return any((self._saved(run, step) / METADATA).is_file() for step in self.steps(run))
+        return any(disk.is_file(self._saved(run, step) / METADATA) for step in self.steps(run))
 
     def steps(self, run: Path) -> list[int]:
         """The N of every step's folder, ascending."""
@@ -85,7 +86,7 @@ class Torchtitan(Format, FindsStep, LogsBeside):
 
     def missing(self, run: Path, step: int) -> list[str]:
         """`.metadata`, or the files that it names."""
-        if not (self._saved(run, step) / METADATA).is_file():
+        if not disk.is_file(self._saved(run, step) / METADATA):
             return [f"{self.inner}/{METADATA}".lstrip("/")]
         return absent(self._saved(run, step))
 
@@ -111,7 +112,7 @@ class Torchtitan(Format, FindsStep, LogsBeside):
             if (match := re.search(r"step-(\d{1,18})", item.name))
             and not re.fullmatch(r"step-\d+", item.name)
             and int(match[1]) > step
-            and item.is_dir()
+            and disk.is_folder(item)
         ]
 
     def resumes(self, run: Path) -> int | None:
@@ -175,10 +176,10 @@ class OlmoCore(Torchtitan):
         """As `.metadata` says, and each rank's file by the world size in the first one's."""
         folder = self.directory(run, step)
         names = super().missing(run, step)
-        if not (folder / ".metadata.json").is_file():
+        if not disk.is_file(folder / ".metadata.json"):
             names.append(".metadata.json")
         first = folder / "train" / "rank0.pt"
-        if not first.is_file():
+        if not disk.is_file(first):
             return [*names, "train/rank0.pt"]
         archive = opened([first])[first]
         tree = archive.tree()
@@ -186,7 +187,7 @@ class OlmoCore(Torchtitan):
         if reason := problem("ranks", size):
             raise DamagedFile(str(first), archive.payload(PICKLE), reason)
         ranks = (f"train/rank{rank}.pt" for rank in range(size))
-        return [*names, *(name for name in ranks if not (folder / name).is_file())]
+        return [*names, *(name for name in ranks if not disk.is_file(folder / name))]
 
     def strays(self, run: Path, step: int) -> list[str]:
         """No such name: a step's has nothing around it."""
@@ -200,23 +201,23 @@ class OlmoCore(Torchtitan):
         """By three files; a rank that lacks its own reads that of rank 0."""
         folder = self.directory(run, step)
         names = ("train/rank0.pt", f"{self.inner}/{METADATA}", ".metadata.json")
-        return (folder / METADATA).is_file() or all((folder / name).is_file() for name in names)
+        return disk.is_file(folder / METADATA) or all(disk.is_file(folder / name) for name in names)
 
     def torch_files(self, folder: Path) -> list[Path]:
         """The trainer state of each rank."""
-        return sorted((folder / "train").glob("rank*.pt"))
+        return sorted(disk.matching(folder, "train/rank*.pt"))
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> OlmoCoreCheckpoint:
         """Also `config.json` of the step, or of the run, and whether the step is ephemeral."""
         folder = self.directory(run, step)
-        configs = [path for path in (folder / CONFIG, run / CONFIG) if path.is_file()]
+        configs = [path for path in (folder / CONFIG, run / CONFIG) if disk.is_file(path)]
         about = folder / ".metadata.json"
         parts = self.parts(run, step, without)
         kind = OlmoDdpCheckpoint if is_flat(parts["saved"]) else OlmoCoreCheckpoint
         return kind(
             **parts,
             config=json_text.mapping(configs[0]) if configs else {},
-            ephemeral=about.is_file() and json_text.mapping(about).get("ephemeral") is True,
+            ephemeral=disk.is_file(about) and json_text.mapping(about).get("ephemeral") is True,
         )
 
     def advise_setting(self, key: str) -> str:
@@ -250,4 +251,4 @@ class OlmoCore(Torchtitan):
 
 
 def _marked(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (METADATA, "model.safetensors.index.json"))
+    return any(disk.is_file(folder / name) for name in (METADATA, "model.safetensors.index.json"))

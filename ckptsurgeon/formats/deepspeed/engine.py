@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import DeepSpeed
@@ -66,7 +67,7 @@ class EngineCheckpoint(SafetensorsBeside, DeepSpeedCheckpoint):
         self._refuse(BINS)
         found = self.with_still(super().parts())
         cuts = {part.parameter: part.cut for part in found}
-        for file in sorted(self.path.glob(f"*{SAFE}")):
+        for file in sorted(disk.matching(self.path, f"*{SAFE}")):
             for name, place in self.tensors(file).items():
                 if name in cuts:
                     box = Box.all(place.value.size, replica=True)

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.text_file import text
@@ -51,10 +52,10 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
     def recognizes(self, run: Path) -> bool:
         """True with a `global_step<N>` folder that holds shards, or a `latest` that names one; but
         for an engine inside a checkpoint of Hugging Face, whose scheduler lies beside it."""
-        if (run / TRAINER_STATE).is_file():
+        if disk.is_file(run / TRAINER_STATE):
             return False
         pointer = run / LATEST
-        if pointer.is_file() and STEP.match(text(pointer) or ""):
+        if disk.is_file(pointer) and STEP.match(text(pointer) or ""):
             return True
         return any(_names(self.directory(run, step)) for step in self.steps(run))
 
@@ -67,14 +68,14 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
     def directory(self, run: Path, step: int) -> Path:
         """`global_step<N>`, or the universal copy where that is all there is."""
         shards, copy = run / f"global_step{step}", universal.folder(run, step)
-        return copy if copy.name in folders_in(run) and not shards.is_dir() else shards
+        return copy if copy.name in folders_in(run) and not disk.is_folder(shards) else shards
 
     def entries(self, run: Path, step: int) -> list[Path]:
         """The folder, the universal copy beside it, and what else was written of it."""
         shards, copy = run / f"global_step{step}", universal.folder(run, step)
         copies = [copy] if copy.name in folders_in(run) else []
         more = [*copies, *openrlhf.more(run).get(step, [])]
-        return more if copy in more and not shards.is_dir() else [shards, *more]
+        return more if copy in more and not disk.is_folder(shards) else [shards, *more]
 
     def begun(self, run: Path, step: int) -> list[Path]:
         """What else was written of steps that a clean-up has removed since, or that an evaluation
@@ -93,7 +94,7 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
         the files of the universal copy."""
         copy, folder = universal.folder(run, step), self.directory(run, step)
         there = copy.name in folders_in(run)
-        copied = sorted(path for path in copy.rglob("*") if path.is_file()) if there else []
+        copied = sorted(filter(disk.is_file, disk.below(copy))) if there else []
         if folder == copy:
             return copied
         return files_below(folder) + copied
@@ -150,8 +151,8 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
         """`latest`, or `latest_universal` in a run of universal copies alone; Megatron's tracker in
         a run that has one."""
         latest, copied, tracker = run / LATEST, run / universal.POINTER, run / TRACKER
-        alone = not latest.exists() and copied.exists()
-        return [copied if alone else latest, *([tracker] if tracker.exists() else [])]
+        alone = not disk.exists(latest) and disk.exists(copied)
+        return [copied if alone else latest, *([tracker] if disk.exists(tracker) else [])]
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
         """Those files, and `latest_universal` where the step has such a copy. No final newline."""
@@ -160,7 +161,7 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
         texts: dict[Path, str | Path] = {}
         if latest in files:
             texts[latest] = f"global_step{step}"
-        if copied in files or (copied.exists() and universal.complete(copy)):
+        if copied in files or (disk.exists(copied) and universal.complete(copy)):
             texts[copied] = copy.name
         if tracker in files:
             texts[tracker] = str(step)
@@ -170,7 +171,7 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
         """`latest_universal` where the step has no such copy; and what lies beside one of several
         engines."""
         copied, beside = run / universal.POINTER, list(openrlhf.beside(run, step))
-        if not copied.exists() or copied in self.pointers(run, step):
+        if not disk.exists(copied) or copied in self.pointers(run, step):
             return beside
         return [
             *beside,
@@ -180,7 +181,7 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
 
     def hazards(self, run: Path) -> list[Hazard]:
         """A pointer to a universal copy."""
-        return [universal.HAZARD] if (run / universal.POINTER).exists() else []
+        return [universal.HAZARD] if disk.exists(run / universal.POINTER) else []
 
     def pointed(self, pointer: Path) -> int | None:
         """The step in `global_step<N>` or `<N>`; None for a missing file or any other text."""

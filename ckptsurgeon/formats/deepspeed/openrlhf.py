@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import first_few
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.step_folders import folders_in
@@ -40,7 +41,7 @@ def beside(run: Path, step: int) -> Iterator[str]:
     if run.name not in ROLES:
         return
     other = run.with_name(ROLES[run.name])
-    if other.is_dir():
+    if disk.is_folder(other):
         yield f"{other} has steps and a latest of its own, which stay: roll it back, too"
     listed = more(run.parent).items()
     if later := [path.name for number, paths in listed if number > step for path in paths]:

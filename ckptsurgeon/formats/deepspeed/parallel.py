@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.formats.fields.understood import is_count
 from ckptsurgeon.formats.fields.values import Box
 from ckptsurgeon.plans.frozen import frozen
@@ -145,12 +146,12 @@ def contradictions(models: Mapping[Path, Mapping[str, Any]]) -> Iterator[str]:
                 )
         tensor = sizes(tree).tensor
         rank = re.search(r"mp_rank_(\d+)", path.name)
-        if tensor is None or rank is None or (path.parent / "zero").is_dir():
+        if tensor is None or rank is None or disk.is_folder(path.parent / "zero"):
             continue  # in a universal copy the weights lie in zero/
         for layer in sorted(_named(tree)):
             name = _file(layer, int(rank[1]) % tensor)
             plain = path.with_name(f"layer_{layer:02d}-model_states.pt")
-            if not path.with_name(name).exists() and not plain.exists():
+            if not disk.exists(path.with_name(name)) and not disk.exists(plain):
                 yield f"{name} is missing: {path.name} has parameters in layer {layer}"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.deepspeed import experts, fragments
@@ -290,7 +291,7 @@ def _universal(checkpoint: DeepSpeedShards) -> Iterator[Part]:
     copies = [item for item in checkpoint.all_optimizers() if item.universal]
     for kind, stem in (("master", "fp32"), *((kind, kind) for kind in MOMENTS)):
         for item in copies:
-            files = sorted(item.file.parent.glob(f"*/{stem}.pt"))
+            files = sorted(disk.matching(item.file.parent, f"*/{stem}.pt"))
             checkpoint.read(files)
             for file in files:
                 tree = checkpoint.trees[file]

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.values import MOMENTS, Hazard, Place, StateDict
@@ -57,14 +58,22 @@ STATES = (*MOMENTS, "step")
 
 def complete(copy: Path) -> bool:
     """Whether the conversion came to its end: it removes `tmp` and adds the model files last."""
-    there = copy.is_dir() and not (copy / "zero" / "tmp").exists() and not (copy / "tmp").exists()
-    return there and (copy / "zero" / GLOBAL).is_file() and any(copy.glob("*_model_states.pt"))
+    there = (
+        disk.is_folder(copy)
+        and not disk.exists(copy / "zero" / "tmp")
+        and not disk.exists(copy / "tmp")
+    )
+    return (
+        there
+        and disk.is_file(copy / "zero" / GLOBAL)
+        and any(disk.matching(copy, "*_model_states.pt"))
+    )
 
 
 def shards(copy: Path) -> list[Path]:
     """The files of a universal copy that hold more than weights, below `zero`."""
     state = [copy / "zero" / GLOBAL]
-    return state + sorted(p for p in copy.glob("zero/*/*.pt") if p.stem in STATES)
+    return state + sorted(p for p in disk.matching(copy, "zero/*/*.pt") if p.stem in STATES)
 
 
 def moment(checkpoint: Checkpoint, state: Path, name: str) -> Iterator[Place]:
@@ -77,7 +86,7 @@ def moment(checkpoint: Checkpoint, state: Path, name: str) -> Iterator[Place]:
 
 def saved(checkpoint: Checkpoint, state: Path, base: tuple[Key, ...]) -> StateDict:
     """By the names of the files, and the groups of the file `state` under `base`."""
-    names = {path.stem for path in state.parent.glob("*/*.pt")} - {"fp32", "step"}
+    names = {path.stem for path in disk.matching(state.parent, "*/*.pt")} - {"fp32", "step"}
     places = {
         name: list(moment(checkpoint, state, name)) or [Place(state, (), None)]
         for name in sorted(names)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.archives.sniff import begins_as_torch
 from ckptsurgeon.files.text_file import text
@@ -143,15 +144,15 @@ def saves(run: Path) -> Iterator[Path]:
                 return
             if path.name == HOME:
                 continue
-            if path.is_dir() and not path.is_symlink():
+            if disk.is_folder(path) and not disk.is_link(path):
                 if _loader(path):
                     yield path
                     yield from (
-                        each for each in listed_in(path) if is_json(each) and each.is_file()
+                        each for each in listed_in(path) if is_json(each) and disk.is_file(each)
                     )
                 elif depth + 1 < DEPTH:
                     todo.append((path, depth + 1))
-            elif _saved(path, sniffed) and path.is_file():
+            elif _saved(path, sniffed) and disk.is_file(path):
                 yield path
 
 
@@ -166,15 +167,15 @@ def _saved(path: Path, sniffed: dict[tuple[Path, str], bool]) -> bool:
 
 
 def _loader(folder: Path) -> str:
-    if (folder / ".metadata").is_file():
+    if disk.is_file(folder / ".metadata"):
         return "dcp"
-    return "deepspeed" if any(folder.glob("*_model_states.pt")) else ""
+    return "deepspeed" if any(disk.matching(folder, "*_model_states.pt")) else ""
 
 
 def _read(path: Path, unsure: list[str]) -> Contents:
     """What is in a file or a folder; nothing, said in `unsure`, where torch did not save it."""
     try:
-        return contents(path, _loader(path) if path.is_dir() else "")
+        return contents(path, _loader(path) if disk.is_folder(path) else "")
     except (SurgeryError, OSError, *ODD):
         if is_json(path):  # of which most are nobody's state
             return Contents({})
@@ -242,7 +243,7 @@ def _pointer(run: Path, group: Group, unsure: list[str]) -> dict[str, Any]:
     """A short text in the run that names a saved step by its number, by its name, or by a file with
     what was measured in its name."""
     for path in listed_in(run):
-        if path.suffix in NO_POINTER or not path.is_file() or path.name.endswith(TORCH):
+        if path.suffix in NO_POINTER or not disk.is_file(path) or path.name.endswith(TORCH):
             continue
         if path.stat().st_size > SHORT:
             continue

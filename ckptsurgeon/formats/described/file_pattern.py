@@ -74,7 +74,9 @@ def _is(path: Path, folder: bool, last: bool) -> bool:
     """Whether it is of this kind, or `last` on its way and a link that leads nowhere. What nobody
     may look at is neither."""
     try:
-        return path.is_dir() is folder or (last and path.is_symlink() and not path.exists())
+        return disk.is_folder(path) is folder or (
+            last and disk.is_link(path) and not disk.exists(path)
+        )
     except OSError:
         return False
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import DamagedFile, SurgeryError, first_few
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import Saved
@@ -51,7 +52,7 @@ class Described(DescribedSteps, Paged):
         """The text file; where a page has copies or links too, if it is there."""
         page = self.description
         file = run / page.pointer.file if page.pointer else None
-        return [file] if file is not None and (file.exists() or not page.last) else []
+        return [file] if file is not None and (disk.exists(file) or not page.last) else []
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
         """The text, and every copy or link with the shard of its rank that it must be a copy of or
@@ -62,7 +63,7 @@ class Described(DescribedSteps, Paged):
         for file in self._texts(run):
             out[file] = self._text(run, file, step)
         for path, numbers in self._copies(run):
-            if path.is_dir() or (path.is_symlink() and folders):
+            if disk.is_folder(path) or (disk.is_link(path) and folders):
                 out |= self._repeated(run, path, step)
                 continue
             alike = [p for p, _, n in shards if n.get("rank") == numbers.get("rank")]
@@ -150,7 +151,7 @@ class Described(DescribedSteps, Paged):
             return {}
         file, pattern, _ = shards[0]
         folder = self._folder(run, file, pattern)
-        if copy.is_symlink():
+        if disk.is_link(copy):
             return {copy: folder}
         if self.pointed(copy) == step:
             return {}
@@ -180,7 +181,7 @@ class Described(DescribedSteps, Paged):
         shards = [(step, *each) for step, of in self._found(run).items() for each in of]
         found = {self._folder(run, path, pattern): step for step, path, pattern, _ in shards}
         found |= {path: step for step, path, _, _ in shards}
-        if pointer.is_symlink():
+        if disk.is_link(pointer):
             real = pointer.resolve()
             return next((step for path, step in found.items() if path.resolve() == real), None)
         end = _end(pointer)
@@ -198,7 +199,7 @@ class Described(DescribedSteps, Paged):
         copies = [path for path, _ in self._copies(run)]
         # Inside of what a link leads to, the mark is the step's.
         inside = self.description.unfinished.startswith("/")
-        marks = self._marks([path for path in copies if not (inside and path.is_symlink())])
+        marks = self._marks([path for path in copies if not (inside and disk.is_link(path))])
         out = [Rival(step, f"{path.name} marks a copy as unfinished", (path,)) for path in marks]
         for path in copies:
             if leads_out(run, path):
@@ -337,7 +338,7 @@ def _leads(file: Path, trees: Mapping[Path, Any], content: Content, path: KeyPat
     if content.loader == "megatron":
         return bool(list(expanded(common_state(file), path)))
     if content.loader:
-        models = sorted(file.glob("*_model_states.pt"))
+        models = sorted(disk.matching(file, "*_model_states.pt"))
         return any(list(expanded(Archive.open(model).tree(), path)) for model in models)
     return bool(list(expanded(trees[file], path)))
 
@@ -351,7 +352,7 @@ def _split(page: Pointer, said: str) -> tuple[str, str]:
 
 def _is_folder(key: str) -> bool:
     """Whether the key is the path of a folder which is here: that of a container is not."""
-    return key.startswith("/") and Path(key).is_dir()
+    return key.startswith("/") and disk.is_folder(Path(key))
 
 
 def _is_another(key: str, run: Path) -> bool:
@@ -366,7 +367,9 @@ def _newest(pattern: FilePattern, run: Path) -> list[Path]:
     for path, numbers in pattern.matches(run):
         rank = numbers.get("rank")
         best = newest.get(rank)
-        if path.exists() and (best is None or path.stat().st_mtime_ns >= best.stat().st_mtime_ns):
+        if disk.exists(path) and (
+            best is None or path.stat().st_mtime_ns >= best.stat().st_mtime_ns
+        ):
             newest[rank] = path
     return list(newest.values())
 

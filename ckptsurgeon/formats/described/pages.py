@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats.described.description import Description
 from ckptsurgeon.formats.described.layout import Described, OwnPage
@@ -22,7 +23,7 @@ def shipped(name: str) -> Described:
 
 def named(name: str, known: Sequence[str]) -> Described:
     """The format that `name` stands for: a page of `known`, the path of one, `torch:PATH=KEYS`."""
-    if (Path(__file__).parent / f"{name}.yaml").is_file():
+    if disk.is_file(Path(__file__).parent / f"{name}.yaml"):
         return shipped(name)
     if name.startswith(TORCH):
         return OwnPage(_torch(name))

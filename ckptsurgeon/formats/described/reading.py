@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats.deepspeed.engine import Engine
@@ -172,7 +173,7 @@ def _megatron(
     """What the trainer keeps of its own is in the common state."""
     saved = Saved.open(folder)
     common = folder / COMMON
-    beside = [common] if common.is_file() and common not in without else []
+    beside = [common] if disk.is_file(common) and common not in without else []
     trees, archives = read_shards(beside)
     trees[saved.path] = Values(saved)
     roots = common_root(archives, saved)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.capabilities import Ranks
 from ckptsurgeon.formats.checkpoint import Checkpoint
@@ -102,7 +103,9 @@ class _Saver:
     def here(self) -> bool:
         """Whether it saves where the step lies. A run that was moved keeps the folder's name."""
         step = self.checkpoint.path.parent.resolve()
-        return self.folder == step or (self.folder.name == step.name and not self.folder.is_dir())
+        return self.folder == step or (
+            self.folder.name == step.name and not disk.is_folder(self.folder)
+        )
 
     def _ranked(self) -> Any:
         try:
@@ -130,9 +133,9 @@ class _Saver:
     def _stays(self, name: str, gone: Collection[Path]) -> bool:
         path = Path(name)
         if not path.is_relative_to(self.folder):
-            return path.exists()
+            return disk.exists(path)
         here = self.checkpoint.path.parent / path.relative_to(self.folder)
-        return here.exists() and not any(path in gone for path in (here, *here.parents))
+        return disk.exists(here) and not any(path in gone for path in (here, *here.parents))
 
     def forgotten(self, gone: Collection[Path], copy: str) -> Iterator[Setting]:
         """The paths that are not in the run, and the scores that go with them. `copy` is the

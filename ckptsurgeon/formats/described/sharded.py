@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.files.dcp import METADATA, Saved
@@ -117,15 +118,15 @@ def beginnings(names: Iterable[str], path: KeyPath, rest: str = r"\..+") -> list
 
 def begun(folder: Path) -> bool:
     """Whether weights were saved into `folder`, to their end or not."""
-    return (folder / METADATA).is_file() or any(
-        any(folder.glob(names)) for names in (SHARDS, "*.distcp")
+    return disk.is_file(folder / METADATA) or any(
+        any(disk.matching(folder, names)) for names in (SHARDS, "*.distcp")
     )
 
 
 def weights_of(folder: Path, paths: Iterable[KeyPath]) -> list[tuple[Saved | Path, str]]:
     """Where the weights in `folder` are, and how their names begin there. A load that finds both
     forms takes safetensors."""
-    sources: list[Saved | Path] = [*sorted(folder.glob(SHARDS))] or [Saved.open(folder)]
+    sources: list[Saved | Path] = [*disk.matching(folder, SHARDS)] or [Saved.open(folder)]
     return [(each, inside) for each in sources for keys in paths for inside in _insides(each, keys)]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.transaction.home import EVENTS
 
@@ -123,7 +124,12 @@ def _listed(run: Path, near: Collection[Path], known: Collection[Path]) -> Itera
         yield from _names(folder, known)
     for folder in _names(run, known):
         numbered = any(True for _ in _numbers(folder.name))
-        if folder not in near and not numbered and folder.is_dir() and not folder.is_symlink():
+        if (
+            folder not in near
+            and not numbered
+            and disk.is_folder(folder)
+            and not disk.is_link(folder)
+        ):
             yield from _names(folder, known)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import json_text, plain_yaml
 from ckptsurgeon.files.archives.archive import Archive
@@ -84,7 +85,7 @@ class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
         """Why a file that could be a step by its name is none, in a sentence; "" without such."""
         page = self.description
         for path, content in self._candidates(run):
-            if page.number and not content.loader and path.is_file():
+            if page.number and not content.loader and disk.is_file(path):
                 return _lacking_step(path, (*content.has, page.number))
         for folder, _ in page.within.folder.matches(run) if page.within else ():
             for path, _ in page.within.file.matches(folder) if page.within else ():
@@ -175,7 +176,7 @@ class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
         if shards:
             return shards
         pattern = next(iter(self.description.files))
-        left = [(path, numbers) for path, numbers in self._copies(run) if not path.is_symlink()]
+        left = [(path, numbers) for path, numbers in self._copies(run) if not disk.is_link(path)]
         left = [(path, numbers) for path, numbers in left if self.pointed(path) == step]
         if self.description.within:
             return [shard for path, _ in left for shard in self._inside(path)]
@@ -184,7 +185,7 @@ class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
     def directory(self, run: Path, step: int) -> Path:
         """The folder of the step, or the run where steps are files."""
         own = sorted(self._own(run, step))
-        return own[0] if own and own[0].is_dir() else run
+        return own[0] if own and disk.is_folder(own[0]) else run
 
     def entries(self, run: Path, step: int) -> list[Path]:
         """The folder, or the files but for copies that a restart loads; what lies beside them and
@@ -226,22 +227,22 @@ class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
         """What marks `entries` as unfinished, beside or inside of them."""
         ending = self.description.unfinished
         marks = [Path(f"{path}{ending}") for path in entries if ending]
-        return [path for path in marks if path.exists()]
+        return [path for path in marks if disk.exists(path)]
 
     def files(self, run: Path, step: int) -> list[Path]:
         """The shards, what lies beside them in a folder, and the copies of the step. What the page
         does not name is not read."""
         shards = {path for path, _, _ in self._shards(run, step)}
         whole = {*shards, *self._described(run, step), *self._copies_of(run, step)}
-        below = {file for path in whole if path.is_dir() for file in files_below(path)}
-        return sorted({path for path in whole if not path.is_dir()} | below)
+        below = {file for path in whole if disk.is_folder(path) for file in files_below(path)}
+        return sorted({path for path in whole if not disk.is_folder(path)} | below)
 
     def _copies_of(self, run: Path, step: int) -> list[Path]:
         """Copies, not links: what a link leads to is edited where it is."""
         return [
             path
             for path, _ in self._copies(run)
-            if not path.is_symlink() and self.pointed(path) == step
+            if not disk.is_link(path) and self.pointed(path) == step
         ]
 
     def kept_as(self, file: str) -> str:
@@ -321,29 +322,29 @@ def _beside(own: Shard, shards: Sequence[Shard]) -> list[Shard]:
 def _is_loaded(folder: Path, loader: str) -> bool:
     """Whether the loader would take the folder for one of its own."""
     if loader in ("dcp", "megatron"):
-        return (folder / METADATA).is_file()
-    return any(folder.glob("*_model_states.pt"))
+        return disk.is_file(folder / METADATA)
+    return any(disk.matching(folder, "*_model_states.pt"))
 
 
 def _unloaded(folder: Path, content: Content) -> list[str]:
     """What the loader would miss in the folder."""
     loader = content.loader
-    if content.only_weights and any(folder.glob(SHARDS)):
+    if content.only_weights and any(disk.matching(folder, SHARDS)):
         return []
     if loader in ("dcp", "megatron"):
-        configs = [] if loader == "dcp" or (folder / CONFIG).is_file() else [CONFIG]
+        configs = [] if loader == "dcp" or disk.is_file(folder / CONFIG) else [CONFIG]
         return [*configs, *absent(folder)]
     return Engine(folder).missing(folder, 0) if loader else []
 
 
 def _holding(path: Path) -> Path:
     """The file by which a change of what `_tree` reads is told."""
-    return common_file(path) if path.is_dir() else path
+    return common_file(path) if disk.is_folder(path) else path
 
 
 def _tree(path: Path) -> Any:
     """Of a torch file, or one of JSON or YAML; of a folder, the common state of Megatron-core."""
-    if path.is_dir():
+    if disk.is_folder(path):
         return common_state(path)
     if is_json(path):
         return json_text.read(path)

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats.capabilities import HasHeads, HasWeights
 from ckptsurgeon.formats.fields.constants import GROUP, SAFE
@@ -112,7 +113,7 @@ class HuggingFaceCheckpoint(SafetensorsBeside, TrainerState, TorchCheckpoint, Ha
         """And files of optimizers that are the script's own."""
         yield from super().notes()
         known = {file.name for file in self.archives}
-        for name in sorted(item.name for item in self.path.iterdir() if item.is_file()):
+        for name in sorted(item.name for item in self.path.iterdir() if disk.is_file(item)):
             if "optim" in name and name not in known:
                 yield f"{name} is not loaded by {self.family}: it is left as it is"
 

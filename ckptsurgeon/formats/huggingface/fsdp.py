@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.formats.capabilities import HasHeads
@@ -44,8 +45,10 @@ def local(step: Path) -> list[str]:
 
 def folders(step: Path, kind: str) -> list[Path]:
     """Those of the optimizers or of the models (`pytorch_model_fsdp`), by their numbers."""
-    found = (path for path in step.glob(f"{kind}_*") if NUMBERED.fullmatch(path.name))
-    return sorted((p for p in found if p.is_dir()), key=lambda p: int(p.name.rpartition("_")[2]))
+    found = (path for path in disk.matching(step, f"{kind}_*") if NUMBERED.fullmatch(path.name))
+    return sorted(
+        (p for p in found if disk.is_folder(p)), key=lambda p: int(p.name.rpartition("_")[2])
+    )
 
 
 def missing(step: Path) -> list[str]:
@@ -128,4 +131,4 @@ class FsdpCheckpoint(TrainerState, ScheduledCheckpoint, HasHeads):
 def models(step: Path) -> list[Saved]:
     """What was saved of each model in a folder of its own."""
     inner = folders(step, "pytorch_model_fsdp")
-    return [Saved.open(folder) for folder in inner if (folder / METADATA).is_file()]
+    return [Saved.open(folder) for folder in inner if disk.is_file(folder / METADATA)]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.dcp import Saved, Values
 from ckptsurgeon.formats.deepspeed.engine import Engine, EngineCheckpoint
@@ -56,11 +57,11 @@ class _Saved(StepFolders, FindsStep, KeepsOpaque):
         folder = _inside(self.directory(run, step))
         if engines := _engines(folder):
             return [f"{each.name}/{n}" for each in engines for n in Engine(each).missing(folder, 0)]
-        if (folder / fsdp.OPTIMIZER).is_dir():
+        if disk.is_folder(folder / fsdp.OPTIMIZER):
             lacking = fsdp.missing(folder)
         else:
             lacking = [] if _matching(folder, OPTIMIZER) else ["optimizer.pt"]
-        return lacking + [name for name in self.besides if not (folder / name).is_file()]
+        return lacking + [name for name in self.besides if not disk.is_file(folder / name)]
 
     def strays(self, run: Path, step: int) -> list[str]:
         """Shards of an engine inside that belong to no rank; copies of a registered state."""
@@ -103,18 +104,18 @@ class _Saved(StepFolders, FindsStep, KeepsOpaque):
             if self.name != "transformers":
                 return AccelerateEngine(folder, step, trees, archives, beside)
             state = folder / TRAINER_STATE
-            values, texts = json_beside.read([state] if state.is_file() else [])
+            values, texts = json_beside.read([state] if disk.is_file(state) else [])
             return TrainerEngine(folder, step, trees | values, archives, beside, texts=texts)
         optimizers = [p for p in _matching(folder, OPTIMIZER) if p not in without]
         scaler = folder / SCALER
-        scalers = [scaler] if scaler.is_file() and scaler not in without else []
+        scalers = [scaler] if disk.is_file(scaler) and scaler not in without else []
         loaders = [p for p in _matching(folder, LOADER) if p not in without]
         loaders = loaders if len(loaders) == 1 else []  # of several, which one trains is not known
         trees, archives = read_shards([*optimizers, *schedulers, *scalers, *loaders])
         inside: tuple[Key, ...] = ()
         state = folder / TRAINER_STATE
-        values, texts = json_beside.read([state] if state.is_file() else [])
-        if (folder / fsdp.OPTIMIZER).is_dir():
+        values, texts = json_beside.read([state] if disk.is_file(state) else [])
+        if disk.is_folder(folder / fsdp.OPTIMIZER):
             saved, *further = map(Saved.open, fsdp.folders(folder, "optimizer"))
             models = fsdp.models(folder)
             sharded = {each.path: Values(each) for each in (saved, *further, *models)}
@@ -172,7 +173,7 @@ class Transformers(_Saved, NamesElsewhere):
             for name in listed(run)
             if (match := re.match(r"checkpoint-(\d{1,18})(?=\D)", name))
             and int(match[1]) > step
-            and (run / name).is_dir()
+            and disk.is_folder(run / name)
         ]
 
     def stale_pointers(self, run: Path, step: int) -> list[str]:
@@ -181,10 +182,12 @@ class Transformers(_Saved, NamesElsewhere):
         state = self.directory(run, step) / TRAINER_STATE
         if not _engines(state.parent):
             return []
-        best = json_text.mapping(state).get("best_model_checkpoint") if state.is_file() else None
+        best = (
+            json_text.mapping(state).get("best_model_checkpoint") if disk.is_file(state) else None
+        )
         name = Path(best).name if isinstance(best, str) else ""
         match = re.fullmatch(r"checkpoint-(\d{1,18})", name)
-        if match is None or (int(match[1]) <= step and (run / name).is_dir()):
+        if match is None or (int(match[1]) <= step and disk.is_folder(run / name)):
             return []
         return [
             f"{state.parent.name}/{TRAINER_STATE} names {name} as the best model so far, which is "
@@ -205,8 +208,8 @@ class Transformers(_Saved, NamesElsewhere):
         """True with a folder of such a name where the Trainer's state or an optimizer is."""
         folders = (run / name for name in listed(run) if self.is_step(run / name))
         return any(
-            (folder / TRAINER_STATE).is_file()
-            or (folder / "optimizer.pt").is_file()
+            disk.is_file(folder / TRAINER_STATE)
+            or disk.is_file(folder / "optimizer.pt")
             or _engines(folder)
             for folder in folders
         )
@@ -225,7 +228,7 @@ class Accelerate(_Saved, CountsSaves, NamesElsewhere):
     def recognizes(self, run: Path) -> bool:
         """Not the folder that automatic naming fills: Accelerate reads a number in every name in
         it, and nothing of a surgery may lie there. The project's folder, above it, is the run."""
-        own = (run / HOME).is_dir()
+        own = disk.is_folder(run / HOME)
         return super().recognizes(run) and (own or not self._automatic(run))
 
     def _automatic(self, folder: Path) -> bool:
@@ -236,7 +239,7 @@ class Accelerate(_Saved, CountsSaves, NamesElsewhere):
     def steps_in(self, run: Path) -> Path:
         """`checkpoints/` of a project with automatic naming."""
         folder = run / CHECKPOINTS
-        return folder if self._automatic(folder) and not (folder / HOME).is_dir() else run
+        return folder if self._automatic(folder) and not disk.is_folder(folder / HOME) else run
 
     def rivals(self, run: Path, step: int) -> list[Rival]:
         """With automatic naming, and with that of diffusers' scripts, the highest number is loaded,
@@ -269,7 +272,7 @@ class Accelerate(_Saved, CountsSaves, NamesElsewhere):
         """By an optimizer's or an engine's files beside Accelerate's random states."""
         folder = _inside(folder)
         random = any(name.startswith("random_states_") for name in listed(folder))
-        sharded = (folder / fsdp.OPTIMIZER).is_dir()
+        sharded = disk.is_folder(folder / fsdp.OPTIMIZER)
         saved = sharded or bool(_matching(folder, OPTIMIZER))
         return random and (saved or bool(_engines(folder)))
 
@@ -299,7 +302,7 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 def _inside(folder: Path) -> Path:
     """Where the states are: IDEFICS' trainer gives `save_state` a folder within that of a step."""
     inner = folder / "accelerator_state"
-    return inner if inner.is_dir() and not inner.is_symlink() else folder
+    return inner if disk.is_folder(inner) and not disk.is_link(inner) else folder
 
 
 def _engines(folder: Path) -> list[Path]:
@@ -309,6 +312,6 @@ def _engines(folder: Path) -> list[Path]:
         item
         for item in (folder / name for name in listed(folder))
         if (STEP.fullmatch(item.name) or item.name.startswith("pytorch_model"))
-        and item.is_dir()
-        and any(item.glob("*_states.pt"))
+        and disk.is_folder(item)
+        and any(disk.matching(item, "*_states.pt"))
     ]

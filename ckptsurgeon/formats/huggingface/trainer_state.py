@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import count
 from ckptsurgeon.formats.capabilities import Ranks, Rebatches
 from ckptsurgeon.formats.fields.values import Place, Setting
@@ -69,4 +70,4 @@ def _passed_over(settings: list[Setting], step: int) -> Iterator[str]:
 
 
 def _is_in(run: Path, name: str, gone: Collection[Path]) -> bool:
-    return (run / name).is_dir() and run / name not in gone
+    return disk.is_folder(run / name) and run / name not in gone

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.formats.fields.constants import SAFE
@@ -33,7 +34,7 @@ def files(folder: Path) -> dict[str, list[Path]]:
     found = {name: [folder / name] for name in names if WHOLE.fullmatch(name)}
     found |= {name: _indexed(folder / name) for name in names if INDEX.fullmatch(name)}
     for name in names:
-        if any((folder / name / f"adapter_model{end}").is_file() for end in (SAFE, ".bin")):
+        if any(disk.is_file(folder / name / f"adapter_model{end}") for end in (SAFE, ".bin")):
             raise SurgeryError(
                 f"{folder.name} holds several adapters, one of them in {name}, and which is "
                 "trained is not known here",
@@ -59,7 +60,7 @@ def _indexed(index: Path) -> list[Path]:
     with understood(index):
         names = sorted({str(name) for name in json_text.mapping(index)["weight_map"].values()})
     for name in names:
-        if Path(name).name != name or not (index.parent / name).is_file():
+        if Path(name).name != name or not disk.is_file(index.parent / name):
             raise SurgeryError(
                 f"{index} names {name}, which is not there",
                 next=command("doctor", why="which step is whole"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.dcp import Saved, Values
@@ -81,7 +82,7 @@ def arguments(folder: Path) -> dict[str, Any] | None:
     if constant and args.get("start_weight_decay") is not None:
         args["weight_decay"] = args["end_weight_decay"]  # the scheduler's, not the optimizer's
     run = folder.parent.parent if folder.parent.name == OTHER else folder.parent
-    if (run / DATA / folder.name).is_dir():
+    if disk.is_folder(run / DATA / folder.name):
         args["dataloader_save"] = DATA
     return args
 
@@ -187,7 +188,7 @@ def opened(
     """Read `.metadata`, the counters and what else lies beside it; values when they are asked
     for."""
     saved = Saved.open(folder)
-    beside = [path for path in (folder / COMMON, folder / COUNTERS) if path.is_file()]
+    beside = [path for path in (folder / COMMON, folder / COUNTERS) if disk.is_file(path)]
     trees, archives = read_shards(path for path in beside if path not in without)
     trees[saved.path] = Values(saved)
     if flat:

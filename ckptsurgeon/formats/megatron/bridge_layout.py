@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.checkpoint import Checkpoint
@@ -38,8 +39,8 @@ class MegatronBridge(Megatron):
     def recognizes(self, run: Path) -> bool:
         """True with that pointer, or the counters in a step's folder."""
         folders = (folder for step in self.steps(run) for folder in self._folders(run, step))
-        counted = any((folder / bridge.COUNTERS).is_file() for folder in folders)
-        return ((run / POINTER).is_file() or counted) and super().recognizes(run)
+        counted = any(disk.is_file(folder / bridge.COUNTERS) for folder in folders)
+        return (disk.is_file(run / POINTER) or counted) and super().recognizes(run)
 
     def named(self, folder: Path) -> int | None:
         """By the counters alone: its tracker is written there, and not read."""
@@ -48,17 +49,17 @@ class MegatronBridge(Megatron):
     def entries(self, run: Path, step: int) -> list[Path]:
         """And its place in the data, which the clean-up would count among the steps."""
         place = run / bridge.DATA / f"iter_{step:07d}"
-        return [*super().entries(run, step), *[place] * place.is_dir()]
+        return [*super().entries(run, step), *[place] * disk.is_folder(place)]
 
     def missing(self, run: Path, step: int) -> list[str]:
         """And the counters, which a pointer to the step is a copy of."""
         names = super().missing(run, step)
-        there = (self.directory(run, step) / bridge.COUNTERS).is_file()
+        there = disk.is_file(self.directory(run, step) / bridge.COUNTERS)
         return names if there else [*names, bridge.COUNTERS]
 
     def pointer_files(self, run: Path) -> list[Path]:
         """The counters of the latest step, and Megatron-LM's tracker, which is kept up."""
-        tracker = [run / TRACKER] if (run / TRACKER).exists() else []
+        tracker = [run / TRACKER] if disk.exists(run / TRACKER) else []
         return [run / POINTER, *tracker]
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
@@ -67,7 +68,7 @@ class MegatronBridge(Megatron):
         folders = tiers.pointed_in(run, step)
         texts: dict[Path, str | Path] = {folder / POINTER: counters for folder in folders}
         trackers = (folder / TRACKER for folder in folders)
-        return texts | {path: str(step) for path in trackers if path.exists()}
+        return texts | {path: str(step) for path in trackers if disk.exists(path)}
 
     def stale_pointers(self, run: Path, step: int) -> list[str]:
         """None. Raises SurgeryError where the step's counters name another iteration: a copy of

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files import integrity
 from ckptsurgeon.files.archives.archive import Archive
@@ -150,7 +151,7 @@ class MegatronDistCheckpoint(DcpShards, MegatronCheckpoint, HasDigests):
         """As `DcpShards` does, and the manifest of sha256 sums where there is one."""
         out = super().render(changes, root)
         folder = self.saved.folder
-        if out and (folder / integrity.MANIFEST).exists():
+        if out and disk.exists(folder / integrity.MANIFEST):
             files = {root / file: new for file, new in out.items()}
             manifest = (folder / integrity.MANIFEST).relative_to(root).as_posix()
             out[manifest] = integrity.refreshed(folder, files, root)
@@ -189,7 +190,7 @@ def common_root(archives: Collection[Path], saved: Saved) -> list[Located]:
 def common_file(folder: Path) -> Path:
     """The file that has, or leads to, the common state of `folder`."""
     common = folder / COMMON
-    return common if common.is_file() else folder / METADATA
+    return common if disk.is_file(common) else folder / METADATA
 
 
 def common_state(folder: Path) -> Any:
@@ -223,7 +224,7 @@ def opened_dist(folder: Path, step: int, without: Collection[Path] = ()) -> Mega
     """Read `.metadata` and `common.pt`; values are read when they are asked for."""
     saved = Saved.open(folder)
     common = folder / COMMON
-    beside = [common] if common.is_file() and common not in without else []
+    beside = [common] if disk.is_file(common) and common not in without else []
     trees, archives = read_shards(beside)
     return MegatronDistCheckpoint(
         folder, step, {**trees, saved.path: Values(saved)}, archives, saved=saved

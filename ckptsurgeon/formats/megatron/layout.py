@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.dcp import METADATA, Saved
 from ckptsurgeon.files.text_file import number
@@ -51,10 +52,10 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
     def recognizes(self, run: Path) -> bool:
         """True with an `iter_<N>` folder that holds a checkpoint of either format. Not the folder
         of those that are not persistent: the run, whose tracker is asked too, is above it."""
-        if tiers.belongs(run) and not (run / HOME).is_dir():
+        if tiers.belongs(run) and not disk.is_folder(run / HOME):
             return False
         folders = (folder for step in self.steps(run) for folder in self._folders(run, step))
-        return any(is_dist(f) or _ranks(f) or (f / METADATA).is_file() for f in folders)
+        return any(is_dist(f) or _ranks(f) or disk.is_file(f / METADATA) for f in folders)
 
     def named(self, folder: Path) -> int | None:
         """The step that is loaded of a folder of checkpoints that are not persistent."""
@@ -70,7 +71,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
         """The N of every `iter_<N>` folder, also of those that are not persistent."""
         numbers = []
         for folder in (run, run / OTHER):
-            if folder.is_dir():
+            if disk.is_folder(folder):
                 names = (STEP.fullmatch(name) for name in folders_in(folder))
                 numbers += [int(match[1]) for match in names if match]
         return sorted(set(numbers))
@@ -78,7 +79,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
     def _folders(self, run: Path, step: int) -> list[Path]:
         """What the loader takes for `step` first."""
         name = f"iter_{step:07d}"
-        there = [folder / name for folder in (run, run / OTHER) if (folder / name).is_dir()]
+        there = [folder / name for folder in (run, run / OTHER) if disk.is_folder(folder / name)]
         return there[::-1] if self._not_persistent(run) == step else there
 
     def directory(self, run: Path, step: int) -> Path:
@@ -91,7 +92,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
         if self.named(run / OTHER) != step:
             return out
         files = (run / OTHER / name for name in self.tier_pointers)
-        return [*out, *(file for file in files if file.exists())]
+        return [*out, *(file for file in files if disk.exists(file))]
 
     def files(self, run: Path, step: int) -> list[Path]:
         """All that lies in the folder and in the folders of its ranks."""
@@ -110,7 +111,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
     def _expected(self, folder: Path) -> list[str]:
         names = [rank.name for rank in _ranks(folder)] or ["mp_rank_00"]
         shards = [folder / name / "model_optim_rng.pt" for name in names]
-        held = [shard for shard in shards if shard.is_file()]
+        held = [shard for shard in shards if disk.is_file(shard)]
         if not held:
             return [f"{name}/model_optim_rng.pt" for name in names]
         first = MegatronCheckpoint(folder, 0, *read_shards(held[:1]))
@@ -140,7 +141,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
         elif args.get("use_distributed_optimizer") and not args.get("no_save_optim"):
             files.append("distrib_optim.pt")
         paths = [f"{name}/{file}" for name in names for file in files]
-        return [name for name in paths if not (folder / name).is_file()]
+        return [name for name in paths if not disk.is_file(folder / name)]
 
     def strays(self, run: Path, step: int) -> list[str]:
         """A sentence for each rank's folder that the saved parallel sizes do not have; and for a
@@ -227,7 +228,7 @@ class Megatron(Format, CleansUp, HasHazards, NamesElsewhere):
             return opened_dist(folder, step, without)
         if is_flat(folder):
             return opened_flat(folder, step, without)
-        if (folder / METADATA).exists() and not _ranks(folder):
+        if disk.exists(folder / METADATA) and not _ranks(folder):
             raise SurgeryError(
                 f"{folder} was not finished: torch_dist has a {CONFIG}, and torch_dcp and "
                 "fsdp_dtensor keep args",
@@ -259,7 +260,7 @@ def _newest_args(run: Path) -> Mapping[str, Any]:
 def _saved_args(folder: Path) -> Mapping[str, Any] | None:
     """The command line that one saved step keeps; None if it is not there or can't be read."""
     try:
-        if (folder / bridge.CONFIG).is_file():
+        if disk.is_file(folder / bridge.CONFIG):
             return bridge.arguments(folder)
         if is_dist(folder):
             return opened_dist(folder, 0).args()
@@ -273,14 +274,14 @@ def _saved_args(folder: Path) -> Mapping[str, Any] | None:
 
 def is_dist(folder: Path) -> bool:
     """Whether it is of torch_dist."""
-    return (folder / CONFIG).is_file() or (folder / COMMON).is_file()
+    return disk.is_file(folder / CONFIG) or disk.is_file(folder / COMMON)
 
 
 def is_flat(folder: Path) -> bool:
     """Whether the values of torch_dcp or fsdp_dtensor are there: an unfinished torch_dist has
     `.metadata` alone, too, but keeps its args inside another value."""
     path = folder / METADATA
-    if is_dist(folder) or _ranks(folder) or not path.is_file():
+    if is_dist(folder) or _ranks(folder) or not disk.is_file(path):
         return False
     status = path.stat()
     return _keeps_args(folder, (status.st_ino, status.st_size, status.st_mtime_ns))
@@ -293,6 +294,8 @@ def _keeps_args(folder: Path, identity: tuple[int, ...]) -> bool:
 
 
 def _ranks(folder: Path) -> list[Path]:
-    if not folder.is_dir():
+    if not disk.is_folder(folder):
         return []
-    return sorted(item for item in folder.iterdir() if RANK.fullmatch(item.name) and item.is_dir())
+    return sorted(
+        item for item in folder.iterdir() if RANK.fullmatch(item.name) and disk.is_folder(item)
+    )

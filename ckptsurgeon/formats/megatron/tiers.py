@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.formats.fields.constants import TRACKER
 from ckptsurgeon.formats.fields.values import LOADED, OUTLIVES, Rival
 from ckptsurgeon.formats.step_folders import listed
@@ -43,7 +44,7 @@ def belongs(folder: Path) -> bool:
 def only_there(run: Path, step: int) -> bool:
     """Whether `step` was saved as one that is not persistent, and not otherwise."""
     name = f"iter_{step:07d}"
-    return (run / OTHER / name).is_dir() and not (run / name).is_dir()
+    return disk.is_folder(run / OTHER / name) and not disk.is_folder(run / name)
 
 
 def pointed_in(run: Path, step: int) -> list[Path]:
@@ -96,7 +97,7 @@ def _elsewhere(
     if not _inside(folder, run):
         return [Rival(max(out), what, (), shell(["mv", folder, f"{folder}.aside"]), harm)]
     names += tuple(f"iter_{number:07d}" for number in sorted(out))
-    paths = tuple(folder / name for name in names if (folder / name).exists())
+    paths = tuple(folder / name for name in names if disk.exists(folder / name))
     return [Rival(max(out), what, paths, "", harm)]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.plain_yaml import unknown_key
@@ -30,7 +31,7 @@ def shipped() -> tuple[Entry, ...]:
     folder = Path(__file__).parent / "described"
     return tuple(
         entry
-        for path in sorted(folder.glob("*.json"))
+        for path in sorted(disk.matching(folder, "*.json"))
         for entry in _entries(json.loads(path.read_bytes()), str(path))
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.archives.archive import Archive
@@ -63,7 +64,7 @@ def transformers_config(folder: Path) -> Mapping[str, Any] | None:
     """`config.json` in a step's folder or beside it; None where neither has one. Raises
     SurgeryError for one that is none."""
     found = (each / "config.json" for each in (folder, folder.parent))
-    path = next((path for path in found if path.is_file()), None)
+    path = next((path for path in found if disk.is_file(path)), None)
     return None if path is None else json_text.mapping(path)
 
 

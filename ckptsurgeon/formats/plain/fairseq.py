@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.one_look import once
@@ -66,7 +67,7 @@ class Fairseq(Format, NamesEpochs, NeedsLinks):
 
     def _inside(self, run: Path, step: int) -> list[Path]:
         folder = run / f"checkpoint_{step}"
-        return _sorted(folder, INNER) if folder.is_dir() else []
+        return _sorted(folder, INNER) if disk.is_folder(folder) else []
 
     def _shards(self, run: Path, step: int) -> list[Path]:
         """The files of `step` by their own name, else of a best one, else `checkpoint_last`."""
@@ -93,7 +94,7 @@ class Fairseq(Format, NamesEpochs, NeedsLinks):
         copies = [
             path
             for path in _stems(run).get(LAST, [])
-            if _updates(path) == step and not (path.is_symlink() and path.resolve() in own)
+            if _updates(path) == step and not (disk.is_link(path) and path.resolve() in own)
         ]
         return sorted({*shards, *copies})
 
@@ -189,7 +190,7 @@ class Fairseq(Format, NamesEpochs, NeedsLinks):
                 for item in sorted(run.iterdir())
                 if (match := re.match(r"checkpoint_(\d{1,18})(?=\D)", item.name))
                 and (number := int(match[1])) >= step
-                and item.is_dir()
+                and disk.is_folder(item)
                 and sum(path.name[0] != "_" for path in item.iterdir()) == len(inside)
             ]
         links = [path for path in self.pointer_files(run) if leads_out(run, path)]
@@ -295,7 +296,7 @@ def _stems(run: Path) -> dict[str, list[Path]]:
 def _sorted(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     """Files of such names, by their ranks; of `checkpoint_last` also links that lead nowhere."""
     found = [(m, p) for p in folder.iterdir() if (m := pattern.fullmatch(p.name))]
-    matches = [(m, p) for m, p in found if p.is_file() or (p.is_symlink() and _is_last(p))]
+    matches = [(m, p) for m, p in found if disk.is_file(p) or (disk.is_link(p) and _is_last(p))]
     order = sorted(matches, key=lambda pair: (int(pair[0]["mp"] or 0), int(pair[0]["dp"] or 0)))
     return [path for _, path in order]
 
@@ -315,7 +316,7 @@ def _flat(run: Path) -> dict[int, list[str]]:
 
 def _folders(run: Path) -> list[int]:
     matches = ((FOLDER.fullmatch(item.name), item) for item in run.iterdir())
-    return [int(m[1]) for m, item in matches if m and item.is_dir() and _sorted(item, INNER)]
+    return [int(m[1]) for m, item in matches if m and disk.is_folder(item) and _sorted(item, INNER)]
 
 
 def _named(run: Path, shard: Path) -> Path:

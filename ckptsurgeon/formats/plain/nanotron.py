@@ -13,6 +13,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.pickles.tree import Tensor
@@ -305,7 +306,7 @@ class Nanotron(StepFolders, NamesElsewhere):
     def is_step(self, folder: Path) -> bool:
         """A number, with the metadata and an optimizer's folder."""
         named = folder.name.isdigit() and str(int(folder.name)) == folder.name
-        return named and (folder / METADATA).is_file() and (folder / "optimizer").is_dir()
+        return named and disk.is_file(folder / METADATA) and disk.is_folder(folder / "optimizer")
 
     def missing(self, run: Path, step: int) -> list[str]:
         """Files of ranks that `optimizer_config.json` has."""
@@ -369,6 +370,6 @@ class Nanotron(StepFolders, NamesElsewhere):
 def _config(path: Path) -> Mapping[str, Any]:
     """The saved config; empty where there is none that can be read."""
     try:
-        return plain_yaml.read(path) if path.is_file() else {}
+        return plain_yaml.read(path) if disk.is_file(path) else {}
     except (SurgeryError, OSError):
         return {}

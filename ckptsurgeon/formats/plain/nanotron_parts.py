@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.pickles.tree import Tensor
@@ -48,7 +49,7 @@ def missing(step: Path) -> list[str]:
     """The files of the optimizer and of the schedulers that the ranks in `CONFIG` load, and that
     are not there."""
     folder = step / "optimizer"
-    if not (folder / CONFIG).is_file():
+    if not disk.is_file(folder / CONFIG):
         return [f"optimizer/{CONFIG}"]
     config = json_text.mapping(folder / CONFIG)
     with understood(folder / CONFIG):
@@ -145,7 +146,7 @@ def _kept(checkpoint: SafetensorsBeside, path: Path) -> Iterator[Part]:
 def _weights(checkpoint: SafetensorsBeside) -> Iterator[tuple[str, str, Place]]:
     """Name, cut by the ranks in the file's name or ``, and place."""
     folder = checkpoint.path / "model"
-    for path in sorted(folder.rglob("*.safetensors")):
+    for path in sorted(path for path in disk.below(folder) if path.suffix == ".safetensors"):
         match = WEIGHT.fullmatch(path.name)
         place = checkpoint.tensors(path).get(DATA)
         if match is None or place is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.logs.databases import mlflow, trackio
 from ckptsurgeon.logs.databases.mlflow import MLflow
@@ -46,7 +47,7 @@ def _source(path: Path, root: Path, named: Sequence[str]) -> LogSource | None:
         return MLflow(path, root, named)
     if tables.issuperset(trackio.TABLES) and metrics.issuperset(trackio.COLUMNS):
         return Trackio(path, root, named)
-    known = path.name in USUAL or path.with_suffix(".lock").exists()
+    known = path.name in USUAL or disk.exists(path.with_suffix(".lock"))
     return Unread(path, root) if known and not tables and is_live(path) else None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptsurgeon import whole_file
+from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import count
 from ckptsurgeon.logs.mlruns.metric_file import MetricFile
 from ckptsurgeon.logs.mlruns.parting import Parted
@@ -49,8 +49,8 @@ def parted(
 
 
 def _models(experiment: Path) -> list[RunFolder]:
-    found = sorted((experiment / "models").glob("m-*"))
-    return [RunFolder(path) for path in found if path.is_dir() and not path.is_symlink()]
+    found = disk.matching(experiment, "models/m-*", past_closed=True)
+    return [RunFolder(path) for path in found if disk.is_folder(path) and not disk.is_link(path)]
 
 
 def _lost(
@@ -104,7 +104,7 @@ def _outputs(parted: Parted) -> Iterator[AnyChange]:
     """The models that the run has as its outputs after the step."""
     import yaml
 
-    for path in sorted((parted.folder.path / "outputs").glob(f"m-*/{META}")):
+    for path in disk.matching(parted.folder.path, f"outputs/m-*/{META}"):
         try:
             found = yaml.safe_load(whole_file.read(path, MOST))
         except (OSError, ValueError, RecursionError, yaml.YAMLError):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptsurgeon import disk
 from ckptsurgeon.logs import tracked
 from ckptsurgeon.logs.mlruns.metric_file import MetricFile
 from ckptsurgeon.logs.mlruns.run_folder import CUT, META, NAME, RunFolder
@@ -87,7 +88,7 @@ def _whole_aside(parted: Parted, note: str) -> Iterator[AnyChange]:
     for tag, text in ((NAME, parted.name), (CUT, folder.id)):
         path = folder.path / "tags" / tag
         content = Content((text.encode(),))
-        yield Rewrite(parted.file(path), LOGS, content, note, new_file=not path.exists())
+        yield Rewrite(parted.file(path), LOGS, content, note, new_file=not disk.exists(path))
 
 
 def _branch(parted: Parted) -> Iterator[AnyChange]:

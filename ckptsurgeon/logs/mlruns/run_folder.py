@@ -56,7 +56,7 @@ class RunFolder:
         """Whether it is a run that a trainer logged and nobody deleted: MLflow has it."""
         named = self.meta.get("run_id", self.meta.get("run_uuid")) == self.id
         active = self.meta.get("lifecycle_stage", "active") == "active"
-        return named and active and not (self.path / "tags" / CUT).exists()
+        return named and active and not disk.exists(self.path / "tags" / CUT)
 
     def _tag(self, key: str) -> str:
         try:
@@ -67,7 +67,7 @@ class RunFolder:
     def traces(self) -> int:
         """How many traces of the experiment say that this run made them."""
         folder = self.path.parent / "traces"
-        named = folder.glob("*/request_metadata/mlflow.sourceRun")
+        named = disk.matching(folder, "*/request_metadata/mlflow.sourceRun", past_closed=True)
         return sum(whole_file.read(path, MOST) == self.id.encode() for path in named)
 
     def files(self, kind: str) -> dict[str, Path]:
@@ -77,7 +77,7 @@ class RunFolder:
         for here, inner, files in disk.walk(folder):
             inner.sort()
             for path in (Path(here, name) for name in sorted(files)):
-                if path.is_file() and not path.is_symlink():
+                if disk.is_file(path) and not disk.is_link(path):
                     found[path.relative_to(folder).as_posix()] = path
         return found
 
@@ -85,7 +85,7 @@ class RunFolder:
         """All files of it but artifacts."""
         for kind in ("metrics", "params", "tags"):
             yield from self.files(kind).values()
-        if (self.path / META).is_file():
+        if disk.is_file(self.path / META):
             yield self.path / META
 
     # --- points ----------------------------------------------------------------------------------

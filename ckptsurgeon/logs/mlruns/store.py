@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError, count
 from ckptsurgeon.logs import metrics, new_names, tracked
 from ckptsurgeon.logs.metrics import SYSTEM
@@ -74,7 +75,7 @@ class MLflowFiles(TrackedRuns):
             stays = metrics.leading_to(points, cut.marks, what)
             if not stays.all():
                 parted = parting.Parted(self.root, folder, run, cut, *tracked.branch(run, cut))
-                if cut.keep_as is not None and parted.new.exists():
+                if cut.keep_as is not None and disk.exists(parted.new):
                     raise self._there_is(parted.name)
                 changes += parting.parted(parted, files, by_line(points, stays))
                 changes += logged_models.parted(parted, files, by_line(points, stays))
@@ -93,7 +94,7 @@ class MLflowFiles(TrackedRuns):
             return []
         tag = self.folders[run.id].path / "tags" / f"ckptsurgeon.surgery.{when:.0f}"
         content = Content((f"step {step}: {text}".encode(),))
-        new = not tag.exists()
+        new = not disk.exists(tag)
         return [Rewrite(relative(tag, self.root), LOGS, content, f"a note at step {step}", new)]
 
     def _runs(self, *, whole: bool) -> list[TrackedRun]:
@@ -170,7 +171,7 @@ class MLflowFiles(TrackedRuns):
                 next="letters, digits, _ - . / : and spaces are allowed",
             )
         above = [str(part) for part in Path(to).parents if str(part) in beside]
-        if above or place.is_dir():
+        if above or disk.is_folder(place):
             other = above[0] if above else f"{to}/…"
             raise UsageError(
                 f"{self.path}: a metric {to!r} can't be beside {other!r}: one would be a file and "

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from ckptsurgeon import whole_file
+from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.logs.printed import lightning, transformers
 from ckptsurgeon.logs.printed.families import Family, Listener
@@ -100,16 +100,16 @@ def in_folder(
 
 def below(folder: Path) -> list[Path]:
     """`folder` and the folders in it, at any depth, that hold logs; an attic's are no trainer's."""
-    if not folder.is_dir():
+    if not disk.is_folder(folder):
         raise UsageError(f"{folder} is not a directory", next="--tb DIR with the trainer's logs")
-    every = (folder, *sorted(path for path in folder.rglob("*") if path.is_dir()))
+    every = (folder, *sorted(filter(disk.is_folder, disk.below(folder, past_closed=True))))
     own = (here for here in every if HOME not in here.relative_to(folder).parts)
     return [here for here in own if any(True for _ in _files(here))]
 
 
 def _files(folder: Path) -> Iterator[Path]:
     yield from event_file.files(folder)
-    if (folder / METRICS).is_file():
+    if disk.is_file(folder / METRICS):
         yield folder / METRICS
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError, count, share
 from ckptsurgeon.logs import signals, trail
 from ckptsurgeon.logs.marks import Marks
@@ -183,7 +184,7 @@ class OfflineRun(LogSource):
     def _branch(self, path: Path, name: str) -> Path:
         """Where the cut branch is kept: as an offline run of its own, which W&B can upload."""
         folder = path.parent.with_name(f"{path.parent.name}-{name}")
-        if folder.exists():
+        if disk.exists(folder):
             raise UsageError(
                 f"{folder} exists, so a cut branch can't be kept there",
                 next=keep_in_the_attic(folder),
@@ -380,7 +381,7 @@ class _Log:
 
 def _on_server(path: Path) -> bool:
     """Whether the records of a file were uploaded: by `wandb sync`, or while they were logged."""
-    uploaded = path.with_name(path.name + SYNCED).exists()
+    uploaded = disk.exists(path.with_name(path.name + SYNCED))
     return uploaded or not path.parent.name.startswith(OFFLINE)
 
 

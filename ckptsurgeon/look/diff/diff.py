@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-from ckptsurgeon import whole_file
+from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.files import plain_yaml
 from ckptsurgeon.files.collector import collector_paused
@@ -182,7 +182,7 @@ def _text(version: Version | None) -> str | None:
     """The text, of a link to a folder its own; None without a file."""
     if version is None:
         return None
-    if version.path.is_dir():
+    if disk.is_folder(version.path):
         return str(version.path.readlink())
     with whole_file.regular(version.path) as descriptor:
         return os.read(descriptor, SMALL).decode("utf-8", "replace")

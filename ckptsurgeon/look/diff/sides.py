@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.formats.detect import is_run
 from ckptsurgeon.formats.layout import NamesEpochs
 from ckptsurgeon.look.diff.versions import TREES, Version
@@ -29,11 +30,11 @@ class Side:
         folder or `latest`. Raises UsageError for a step that is not saved, SurgeryError for one
         that is incomplete."""
         folder, _, name = text.rpartition(":")
-        if folder and Path(folder).is_dir():
+        if folder and disk.is_folder(Path(folder)):
             return cls._of(Run.open(Path(folder)), name)
         if here is not None and (NUMBER.fullmatch(text) or not _is_run(Path(text))):
             return cls._of(here, text)
-        if NUMBER.fullmatch(text) and not Path(text).is_dir():
+        if NUMBER.fullmatch(text) and not disk.is_folder(Path(text)):
             Run.open(Path())  # a step of no run; it says so
         return cls(Run.open(Path(text)), None)
 
@@ -80,22 +81,22 @@ class Side:
     def copies(self) -> dict[str, Version]:
         """The pointers that are copies of shards."""
         pointers = self.run.format.pointer_files(self.run.root)
-        paths = [path for path in pointers if path.is_file() and path.name.endswith(TREES)]
+        paths = [path for path in pointers if disk.is_file(path) and path.name.endswith(TREES)]
         return {self.run.relative(path): Version(path) for path in paths}
 
     def texts(self) -> dict[str, Version]:
         """The other pointers, links to folders too, and what says how the run is started."""
         pointers = self.run.format.pointer_files(self.run.root)
-        links = [path for path in pointers if path.is_symlink() and path.is_dir()]
+        links = [path for path in pointers if disk.is_link(path) and disk.is_folder(path)]
         paths = [path for path in pointers if not path.name.endswith(TREES)]
         paths += [self.run.root / name for name in (SETTINGS, CONFIG)]
-        found = [*(path for path in paths if path.is_file()), *links]
+        found = [*(path for path in paths if disk.is_file(path)), *links]
         return {self.run.relative(path): Version(path) for path in found}
 
     def logs(self) -> dict[str, Version]:
         """Its logs, those of abandoned branches too."""
         logs = self.run.logs
-        folders = (folder for folder in sorted(logs.branches()) if folder.is_dir())
+        folders = (folder for folder in sorted(logs.branches()) if disk.is_folder(folder))
         below = (path for folder in folders for path in sorted(folder.iterdir()))
         cut = (path for path in below if is_log(str(path)))
         paths = (*logs.all(), *cut)
@@ -104,4 +105,4 @@ class Side:
 
 def _is_run(folder: Path) -> bool:
     """Whether this very folder is a run's root, and not one of its steps."""
-    return folder.is_dir() and is_run(folder.resolve())
+    return disk.is_folder(folder) and is_run(folder.resolve())

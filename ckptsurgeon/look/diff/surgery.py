@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.files.dcp import METADATA
@@ -213,7 +214,7 @@ def _inside(file: str, folder: str) -> bool:
 def _kept(run: Run, file: str) -> Path:
     """Where a file is that the answer is read from."""
     path = run.root / file
-    if not path.exists():
+    if not disk.exists(path):
         raise SurgeryError(
             f"{file} is gone" + (": its attic was pruned" if in_attic(file) else ""),
             next=command("log"),
