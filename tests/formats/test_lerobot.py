@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from ckptsurgeon import Plan, Run, look, plan, plan_undo, surgery
-from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
+from ckptsurgeon.formats.described.draft import draft
 from ckptsurgeon.recipe.file import from_data
 from tests.support.lerobot_files import END, EVERY, Loop, adamw, run
 from tests.support.snapshot import snapshot
@@ -253,3 +254,10 @@ def test_states_that_are_named_are_edited_with_their_weights(tmp_path: Path) -> 
         factor = scaled[key] if parameter == "0.weight" else 1.0
         assert torch.equal(tensor, state[name] * factor)
     assert torch.equal(load_file(folder / WEIGHTS)["0.weight"], weights["0.weight"] * 0.5)
+
+
+def test_a_draft_names_the_groups_that_it_found_without_states(tmp_path: Path) -> None:
+    (run(tmp_path) / "checkpoints").rename(tmp_path / "saved")
+    with pytest.raises(UsageError, match=r"param_groups\.json holds the param groups") as refused:
+        draft(tmp_path)
+    assert "groups" in str(refused.value.next)

@@ -23,6 +23,7 @@ from ckptsurgeon.formats.described.draft_contents import (
     Contents,
     contents,
     is_fastai,
+    is_param_groups,
 )
 from ckptsurgeon.formats.described.draft_names import DIGITS, Group, groups
 from ckptsurgeon.formats.described.file_pattern import listed_in
@@ -63,6 +64,12 @@ def draft(run: Path) -> Draft:
                 f"{own} holds an optimizer of fastai's own, which is not edited here",
                 next="learn.load(FILE), and give fit or fit_one_cycle the lr and wd: they make "
                 "both anew at each start",
+            )
+        if beside := next((group.newest for group in read if is_param_groups(group.newest)), None):
+            raise UsageError(
+                f"{beside} holds the param groups of an optimizer, and no torch file its states",
+                next="docs/described.md, `groups`    a page by hand, as where they are in "
+                "safetensors; those of LeRobot are known in checkpoints/<step>/",
             )
         raise UsageError(
             f"no file below {run} holds the state of an optimizer as torch saves it",

@@ -96,6 +96,16 @@ def is_fastai(path: Path) -> bool:
     return isinstance(opt, Mapping) and {"state", "hypers"} <= set(opt)
 
 
+def is_param_groups(path: Path) -> bool:
+    """Whether it is the JSON of an optimizer's param groups alone."""
+    try:
+        groups = json_text.read(path) if is_json(path) else None
+    except (SurgeryError, OSError):
+        return False
+    each = groups if isinstance(groups, list) else []
+    return bool(each) and all(isinstance(g, Mapping) and {"params", "lr"} <= set(g) for g in each)
+
+
 def _tree(path: Path) -> Any:
     if is_json(path):
         return json_text.read(path)
