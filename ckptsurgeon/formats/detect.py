@@ -38,7 +38,7 @@ DESCRIBED = (
     "automodel", "verl", "lingua", "open-clip", "timm", "ultralytics", "fairseq2",
     "litgpt", "litgpt-finetune", "mmengine", "mmengine-epochs",
     "torchtune", "espnet", "nanochat", "detectron2", "detectron2-plain", "lerobot",
-    "prime-rl",
+    "prime-rl", "nemo-rl", "nemo-rl-native",
 )  # fmt: skip
 """Pages in `described/`, asked after all of these."""
 PAGED = re.compile(

@@ -23,6 +23,7 @@ from tests.support import (
     detectron2_loop,
     epoch_runs,
     lerobot_files,
+    nemo_rl,
     prime_rl,
 )
 from tests.support.conformance import LAWS
@@ -40,6 +41,8 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "verl": described_runs.verl,
     "lingua": described_runs.lingua,
     "prime-rl": prime_rl.make,
+    "nemo-rl": nemo_rl.make,
+    "nemo-rl-native": partial(nemo_rl.make, native=True),
     "open-clip": epoch_runs.open_clip,
     "timm": epoch_runs.timm,
     "fairseq2": described_runs.fairseq2,
