@@ -88,12 +88,14 @@ class FsdpCheckpoint(TrainerState, ScheduledCheckpoint, HasHeads):
         return not local(self.path)
 
     def notes(self) -> list[str]:
-        """What FSDP1 does not load: which of the two wrote the folder, nothing in it says."""
+        """What is not loaded under FSDP1, and by older releases: which of the two wrote the folder,
+        nothing in it says, nor which release will read it."""
         return [
             *super().notes(),
             *(f"{name}: {UNLOADED}" for name in local(self.path)[:1]),
-            "under FSDP1 (fsdp_version 1, the default), Accelerate (tried: 1.15) loads no moments "
-            "from optimizer_0/: after every resume they begin at 0, and so does Adam's step",
+            "under FSDP1 (fsdp_version 1, the default; tried: 1.15), and before 1.13 under FSDP2 "
+            "(tried: 1.11), Accelerate loads no moments from optimizer_0/: after every resume they "
+            "begin at 0, and so does Adam's step",
         ]
 
     # --- the models, each a folder of its own ----------------------------------------------------
