@@ -14,6 +14,7 @@ from typing import Any
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.archives.sniff import begins_as_torch
+from ckptsurgeon.files.dcp import METADATA
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.described.description import FILE, KeyPath
 from ckptsurgeon.formats.described.draft_contents import (
@@ -92,7 +93,12 @@ def draft(run: Path) -> Draft:
             unsure.append(f"{group.pattern} is left out: its name says no step")
         elif group.steps & first.steps:
             rarer = not group.steps >= first.steps or len(group.files) < len(first.files)
-            page["files"][group.pattern] = read[group].page(group.last, optional=rarer)
+            said = read[group].page(group.last, optional=rarer)
+            loaded = any("loader" in each for each in page["files"].values())
+            if loaded and "loader" in said:
+                page["files"] |= _further(group.pattern, said, unsure)
+            else:
+                page["files"][group.pattern] = said
         else:
             unsure.append(f"{group.pattern} has no step of {first.pattern}, and is left out")
     if last:
@@ -114,6 +120,15 @@ def draft(run: Path) -> Draft:
                 f"folder above: {HOME} lies where the page begins"
             )
     return Draft(page, unsure)
+
+
+def _further(pattern: str, said: Mapping[str, Any], unsure: list[str]) -> dict[str, Any]:
+    """A second folder of a loader, of which a page reads weights alone: it goes with its step."""
+    if said["loader"] == "dcp" and "weights" in said and "optimizers" not in said:
+        kept = ("loader", "weights", "optional")
+        return {pattern: {key: said[key] for key in kept if key in said}}
+    unsure.append(f"{pattern} is a copy, or has an optimizer of its own: nothing in it is edited")
+    return {f"{pattern}/{METADATA}": {"optional": True}} if said["loader"] == "dcp" else {}
 
 
 def _together(group: Group, first: Group, page: Mapping[str, Any]) -> bool:
