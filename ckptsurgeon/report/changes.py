@@ -115,7 +115,9 @@ def _asides(files: Sequence[str], back: bool) -> list[Row]:
 
 
 def _steps(files: Sequence[str]) -> str:
-    return names([re.sub(r"^\D*0*(?=\d+$)", "", PurePosixPath(file).name) for file in files])
+    """Each number once, of a step that has several folders too."""
+    shown = (re.sub(r"^\D*0*(?=\d+$)", "", PurePosixPath(file).name) for file in files)
+    return names([*dict.fromkeys(shown)])
 
 
 def _alone(label: str, items: Sequence[AnyChange], sides: tuple[str, str]) -> list[Row]:

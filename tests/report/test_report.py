@@ -234,6 +234,13 @@ def test_colour_is_yellow_for_what_moves_aside_and_nothing_else_in_a_plan() -> N
     )
 
 
+def test_a_step_is_named_once_and_by_its_number() -> None:
+    folders = [f"{above}/{step:06}" for step in (8, 10) for above in ("checkpoints", "weights")]
+    changes = (*(Aside(folder, "checkpoint") for folder in folders), *CHANGES[3:4])
+    shown = report.plan(replace(PLAN, changes=changes), "x", LOOK)
+    assert "checkpoints  > 8 10 " in shown
+
+
 def test_many_checkpoints_take_one_line() -> None:
     steps = [Aside(f"global_step{step}", "checkpoint") for step in range(100, 2100, 100)]
     text = report.plan(replace(PLAN, changes=tuple(steps)), "x", LOOK)
