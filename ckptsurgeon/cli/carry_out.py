@@ -261,9 +261,7 @@ def _resume(run: Run, plan: Plan) -> Hint:
         return f"start its trainer with what {command('relaunch', '--print-flags')} says; {read}"
     if plan.undoes is not None:
         return f"restart its trainer with the command that you used before {plan.undoes}; {read}"
-    named = run.format.resume_option and run.format.resume_option.replace(
-        "{value}", str(run.latest())
-    )
+    named = run.format.resume_option(run.root, run.latest())
     start = "restart its trainer with the same command" + (f" and {named}" if named else "")
     unless = ", unless a note above says otherwise" if plan.warnings else ""
     return f"{start}{unless}; {read}"

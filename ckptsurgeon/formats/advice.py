@@ -18,9 +18,6 @@ class Advice:
     """Key of a recipe → the option of the launch that decides it, where its value comes last."""
     fresh_optimizer: str
     """How the trainer is started so that it loads no optimizer state."""
-    resume_option: str = ""
-    """How a start names the step that it loads, with `{value}` for its number; "" where it finds it
-    by itself."""
 
     def advise(self, key: str, value: object) -> str:
         """A sentence: what to do in this trainer so that it uses `value` for `key` (clip_grad,
@@ -55,6 +52,10 @@ class Advice:
                 why="a small rate until the moments have filled; set it back at a later checkpoint",
             ),
         )
+
+    def resume_option(self, run: Path, step: int) -> str:
+        """How a start names `step`, which it is to load; "" where it finds it by itself."""
+        return ""
 
     def launch_flags(self, run: Path, checkpoint: Checkpoint) -> list[str]:
         """The arguments with which its launcher goes on from `checkpoint` as it is; none where the

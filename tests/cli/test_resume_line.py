@@ -63,3 +63,14 @@ def test_without_event_files_its_output_is_asked_for(surgeon: Surgeon, tmp_path:
     lightning(tmp_path / "checkpoints", 2, torch.zeros(1))
     done = surgeon("set", "lr=5e-4", "--yes", "-C", tmp_path / "checkpoints")
     assert "verify --log FILE reads what it prints" in resume(done.stdout)
+
+
+def test_ms_swift_is_told_the_step_that_it_begins_from(surgeon: Surgeon, tmp_path: Path) -> None:
+    """Without it the same command begins anew; other trainers on transformers find it."""
+    for saved in ("", "{broken", '{"model": "llama"}', '{"swift_version": "4.6.0"}'):
+        root = make_run(tmp_path / f"run {len(saved)}", (2, 4))
+        for step in (2, 4) if saved else ():
+            (root / f"checkpoint-{step}" / "args.json").write_text(saved)
+        line = resume(surgeon("rollback", "--to", "2", "--yes", "-C", root).stdout)
+        named = f"the same command and --resume_from_checkpoint '{root}/checkpoint-2'"
+        assert (named in line) == ("swift" in saved), line

@@ -17,7 +17,7 @@ from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
 from ckptsurgeon.formats.described.copied import Copied
-from ckptsurgeon.formats.described.description import FILE, OLDER, Content, KeyPath, Pointer
+from ckptsurgeon.formats.described.description import FILE, OLDER, RESUME, Content, KeyPath, Pointer
 from ckptsurgeon.formats.described.file_pattern import FilePattern
 from ckptsurgeon.formats.described.name_pattern import NamePattern
 from ckptsurgeon.formats.described.reading import flattened, opened
@@ -255,6 +255,10 @@ class Described(DescribedSteps, Paged):
         names = first_few([path.relative_to(run).as_posix() for path in over])
         why = f": its trainer saves each step over the one before, in {names}"
         return [why, *(self.advise(key, step) for key in self.description.options if key == OLDER)]
+
+    def resume_option(self, run: Path, step: int) -> str:
+        """That of the page, if it has one."""
+        return self.description.options.get(RESUME, "").replace("{value}", str(step))
 
     def advise_setting(self, key: str) -> str:
         """The trainer's own place."""

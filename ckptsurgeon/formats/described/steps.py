@@ -17,7 +17,7 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.deepspeed.engine import Engine
 from ckptsurgeon.formats.described.checkpoint import expanded
-from ckptsurgeon.formats.described.description import RESUME, Content, Description, KeyPath
+from ckptsurgeon.formats.described.description import Content, Description, KeyPath
 from ckptsurgeon.formats.described.file_pattern import FilePattern
 from ckptsurgeon.formats.described.sharded import SHARDS, begun
 from ckptsurgeon.formats.described.siblings import Siblings, siblings
@@ -40,7 +40,6 @@ class DescribedSteps(Format, NamesMore, SavesOver, CleansUp):
         self.description = description
         self.name = description.name
         self.fresh_optimizer = ""
-        self.resume_option = description.options.get(RESUME, "")
 
     @property
     def numbers_inside(self) -> bool:

@@ -6,13 +6,16 @@ a pointer: the Trainer resumes the highest number, and so does Accelerate with i
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ckptsurgeon import disk
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.dcp import Saved, Values
+from ckptsurgeon.formats.advice import loaded
 from ckptsurgeon.formats.deepspeed.engine import Engine, EngineCheckpoint
 from ckptsurgeon.formats.deepspeed.layout import STEP
 from ckptsurgeon.formats.fields.constants import TRAINER_STATE
@@ -30,7 +33,7 @@ from ckptsurgeon.formats.layout import CountsSaves, FindsStep, KeepsOpaque, Name
 from ckptsurgeon.formats.places import json_beside
 from ckptsurgeon.formats.schedules.torch_classes import is_torch
 from ckptsurgeon.formats.step_folders import StepFolders, listed
-from ckptsurgeon.hints import Hint, command
+from ckptsurgeon.hints import Hint, command, quoted
 from ckptsurgeon.plans.edits import Key
 from ckptsurgeon.transaction.home import HOME
 
@@ -41,6 +44,8 @@ SCALER = "scaler.pt"
 LOADER = re.compile(r"dl_state_dict(?:_\d+)?\.bin")
 LATEST = re.compile(r"checkpoint[^-]*-(\d+)(?:-.*)?")
 """What diffusers' scripts take for a step, and how they read its number."""
+SWIFT_ARGUMENTS, SWIFT = "args.json", "swift_version"
+"""The file of its arguments that ms-swift saves in each step, and one of them that is its own."""
 CUSTOM = re.compile(r"custom_checkpoint_\d+\.pkl")
 """What the script registered with Accelerate: a scheduler of its own may be among it."""
 
@@ -194,6 +199,14 @@ class Transformers(_Saved, NamesElsewhere):
             "not in the run: relaunch without --load_best_model_at_end, or a better one is never "
             "loaded"
         ]
+
+    def resume_option(self, run: Path, step: int) -> str:
+        """Of ms-swift, which begins anew without it, by the arguments that it saves in a step."""
+        saved = self.directory(run, step) / SWIFT_ARGUMENTS
+        with contextlib.suppress(SurgeryError, OSError):  # where there are none, or not its own
+            if SWIFT in json_text.mapping(saved):
+                return quoted(*loaded("--resume_from_checkpoint", saved.parent))
+        return ""
 
     def advise_skip(self, ranges: Sequence[tuple[int, int]]) -> Hint:
         """It has no flag, but passes over the data before the step that it resumes."""
