@@ -42,6 +42,12 @@ def share(some: int, whole: int, noun: str, verb: str = "", verbs: str = "") -> 
     return f"{some} of {count(whole, noun)} {verb if some == 1 else verbs}".rstrip()
 
 
+def why_unread(error: OSError) -> str:
+    """What could not be looked at, and why."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
 class SurgeryError(Exception):
     """A refusal in three parts.
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 
 from ckptsurgeon import look
-from ckptsurgeon.errors import NotUnderstood, SurgeryError, first_few
+from ckptsurgeon.errors import NotUnderstood, SurgeryError, first_few, why_unread
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.capabilities import HasReplicas
 from ckptsurgeon.formats.layout import HasHazards
@@ -63,8 +63,12 @@ def diagnose(run: Run, loss: Advice | None = None) -> list[Finding]:
         )
     if isinstance(run.format, HasHazards):
         out += [Finding(*hazard) for hazard in run.format.hazards(run.root)]
-    out += _logs(run, verification.step, judged(run) if loss is None else loss)
-    out += log_end.apart(run, verification.step)
+    try:
+        out += _logs(run, verification.step, judged(run) if loss is None else loss)
+        out += log_end.apart(run, verification.step)
+    except OSError as error:  # of a server that does not answer
+        next = "let its server answer, or name the folders of its logs in `tensorboard:`"
+        out.append(Finding(f"the logs can't be looked at: {why_unread(error)}", next))
     out += retention.few(run, verification.step)
     with contextlib.suppress(SurgeryError):  # what can't be read is among the findings
         checkpoint = run.checkpoint(verification.step)

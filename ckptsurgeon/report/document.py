@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, why_unread
 from ckptsurgeon.hints import apart
 from ckptsurgeon.plans.edits import AnyChange, Aside, Change, Computed, Elements, Relink
 from ckptsurgeon.plans.plan import Plan, Receipt
@@ -199,7 +200,7 @@ def diagnoses_json(
         "healthy": not diagnoses,
         "loss": {"verdict": loss.verdict, "reason": loss.reason},
         "findings": _findings(diagnoses),
-        "writers": run.writers(),
+        "writers": _writers(run),
         "vitals": None if seen is None else _vitals(seen),
     }
 
@@ -229,6 +230,7 @@ def status_json(
     found: Sequence[Finding] = (),
 ) -> dict[str, Any]:
     """The document of `status`."""
+    logs = _logs_json(run)
     return {
         "schema": SCHEMA,
         "run": str(run.root),
@@ -242,20 +244,45 @@ def status_json(
             for step, condition in run.conditions.of_each(run.steps()).items()
         ],
         "pointers": run.pointers(),
-        "logdirs": [run.relative(folder) for folder in run.logs.folders()],
-        "logs": [
-            {"name": stream.name, "last_step": stream.last}
-            for source in run.log_sources()
-            for stream in source.streams()
-        ],
+        "logdirs": logs["logdirs"],
+        "logs": logs["logs"],
         "loss": None if seen is None else _loss_json(seen),
-        "writers": run.writers(),
+        "writers": logs["writers"],
+        "logs_unread": logs["logs_unread"],
         "interrupted": run.interrupted(),
         "receipts": len(run.receipts()),
         "damaged_receipts": run.damaged_receipts(),
         "problem": None if problem is None else error_json(problem),
         "findings": _findings(found),
     }
+
+
+def _writers(run: Run) -> list[str] | None:
+    """Who writes to the run; null where its logs, which say so, can't be looked at."""
+    with contextlib.suppress(OSError):
+        return run.writers()
+    return None
+
+
+def _logs_json(run: Run) -> dict[str, Any]:
+    """What the logs say, and who writes them; null, with the reason, where they can't be looked
+    at."""
+    try:
+        return {
+            "logdirs": [run.relative(folder) for folder in run.logs.folders()],
+            "logs": [
+                {"name": stream.name, "last_step": stream.last}
+                for source in run.log_sources()
+                for stream in source.streams()
+            ],
+            "writers": run.writers(),
+            "logs_unread": None,
+        }
+    except OSError as error:
+        return {
+            **dict.fromkeys(("logdirs", "logs", "writers")),
+            "logs_unread": why_unread(error),
+        }
 
 
 def _loss_json(seen: LossTail) -> dict[str, Any]:

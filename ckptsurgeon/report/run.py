@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptsurgeon import disk
-from ckptsurgeon.errors import SurgeryError, count
+from ckptsurgeon.errors import SurgeryError, count, why_unread
 from ckptsurgeon.formats.layout import resumes
 from ckptsurgeon.hints import Hint, command, text
 from ckptsurgeon.plans.promise import Promise
@@ -76,7 +77,11 @@ def status(
     if state is not None:
         rows += _hyperparameters(state)
     rows += loss
-    rows += [*_events(run), *([] if unfinished else surgery), *_live(run)]
+    try:
+        events, live = _events(run), _live(run)
+    except OSError as error:  # of a server that does not answer
+        events, live = [Row("log", clean(why_unread(error)), "can't be looked at")], []
+    rows += [*events, *([] if unfinished else surgery), *live]
     lines = [*hanging(f"{clean(run.name)}   ", at, style), ""]
     if headline is not None:
         what, next = headline
@@ -354,6 +359,7 @@ def diagnoses(
     lines += _hidden(len(findings))
     if loss.verdict not in (HEALTHY, DIVERGED):  # which is the first line, or a finding
         lines += hanging("  the loss   ", clean(verdict(loss)), style)
-    if (alive := run.trainer()) is not None:
-        lines.append(f"  {clean(alive)}; what it saves just now is not finished yet")
+    with contextlib.suppress(OSError):  # of logs that can't be looked at, which is among them
+        if (alive := run.trainer()) is not None:
+            lines.append(f"  {clean(alive)}; what it saves just now is not finished yet")
     return "\n".join(lines if seen is None else [*lines, *signs(seen, style)])

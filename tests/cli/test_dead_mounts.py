@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -85,3 +86,31 @@ def test_a_wrong_path_is_answered_beside_a_dead_mount(surgeon: Surgeon, tmp_path
             assert f"ckptsurgeon status -C {tmp_path / 'some'}" in lost.stderr, lost.stderr
             none = surgeon("status", "-C", tmp_path / "some")
             assert f"ckptsurgeon -C {tmp_path / 'some/run'} status" in none.stderr, none.stderr
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_logs_that_can_not_be_looked_at_stop_what_needs_them(
+    surgeon: Surgeon, tmp_path: Path, named: bool
+) -> None:
+    """An edit does, as a live trainer is known by them; what it is told to do next works, and names
+    them too."""
+    root = make_run(tmp_path / "run", (2, 4))
+    mount = tmp_path / "mount" if named else root / "mount"
+    mount.mkdir()
+    if named:
+        (root / "ckptsurgeon.yaml").write_text(f"tensorboard: [{mount}]\n")
+    why = f"{mount}: Stale file handle"
+    with dead(mount, errno.ESTALE):
+        for words in (["show"], ["verify"], ["log"]):
+            assert surgeon(*words, "-C", root).exit_code == 0
+        for words in (["set", "eps=1e-6", "-n"], ["rollback", "--to", "2", "--yes"], ["advise"]):
+            refused = surgeon(*words, "-C", root)
+            assert (refused.exit_code, refused.stdout) == (1, "")
+            assert f"error: {why}\n" in refused.stderr
+            assert f"next: ckptsurgeon -C {root} status\n" in refused.stderr
+        shown = surgeon("status", "-C", root)
+        assert shown.exit_code == 0 and "can't be looked at" in shown.stdout
+        found = surgeon("doctor", "-C", root)
+        assert "the logs can't be looked at: " in " ".join(found.stdout.split()), found.stdout
+        told = json.loads(surgeon("status", "--json", "-C", root).stdout)
+        assert (told["logs_unread"], told["logs"], told["writers"]) == (why, None, None)
