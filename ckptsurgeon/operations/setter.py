@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import AdjustsGroups, SetsAnew
 from ckptsurgeon.formats.schedules.check import refuse_computed
@@ -71,6 +71,12 @@ class Setter(PlaceChanges):
         SetsAnew.refuse(self.checkpoint, key, value, places)
         for place in self._places("betas", self.run.format.advise_setting("betas")):
             self.put_nth("betas", place, index, float(value))
+        if own := self.checkpoint.settings(key):
+            groups = count(len({place.path for place in own}), "param group")
+            held = ", ".join(dict.fromkeys(short(place.value) for place in own))
+            self.warnings.append(
+                f"{key} of {groups} stays {held}: it is a number of its own there, none of betas"
+            )
 
     def groups(self, key: str, value: float) -> None:
         """A weight decay of 0 marks biases and layer norms, unless a multiplier does: such a group

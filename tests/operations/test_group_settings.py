@@ -136,3 +136,18 @@ def test_the_groups_of_zero_are_known_by_the_shapes_beside_them(tmp_path: Path) 
     after = Run.open(tmp_path).checkpoint(4)
     changed = {names: place.value for names, place in after.of_parameters("weight_decay")}
     assert changed == {**copy.copy(groups), decays: 0.3}
+
+
+def test_a_group_with_a_beta_of_its_own_keeps_it_and_is_named(tmp_path: Path) -> None:
+    """As nanochat's groups of Muon hold `beta2` beside AdamW's `betas`."""
+    trainer = Trainer()
+    trainer.update()
+    own = trainer.optimizer.param_groups[0]
+    del own["betas"]
+    own["beta2"] = 0.9
+    trainer.save(tmp_path, 1)
+    plan = operate(tmp_path, {"set": {"beta2": 0.75}})
+    stays = "beta2 of 1 param group stays 0.9: it is a number of its own there, none of betas"
+    assert [note for note in plan.warnings if note.startswith("beta2")] == [stays]
+    groups = torch.load(tmp_path / "checkpoint-1" / "optimizer.pt")["param_groups"]
+    assert (groups[0]["beta2"], groups[1]["betas"]) == (0.9, (0.9, 0.75))
