@@ -109,7 +109,9 @@ def test_the_contract_stays_narrow(base: type[ABC], limit: int) -> None:
 
 
 PACKAGE = Path(inspect.getfile(Run)).parents[1]
-ADVICE = {"advise", "advise_setting", "advise_skip", "advise_rewarm", "launch_flags"}
+ADVICE = {
+    "advise", "advise_setting", "advise_skip", "advise_rewarm", "launch_flags", "resume_option",
+}  # fmt: skip
 """What a layout says of its trainer in sentences: a base class with defaults."""
 ASKED: dict[type, set[str]] = {
     Checkpoint: {
