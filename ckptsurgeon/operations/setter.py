@@ -7,9 +7,10 @@ import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError, count
+from ckptsurgeon.errors import NotUnderstood, SurgeryError, count
 from ckptsurgeon.formats import Checkpoint, Place
 from ckptsurgeon.formats.capabilities import AdjustsGroups, SetsAnew
+from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.schedules.check import refuse_computed
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations.place_changes import PlaceChanges
@@ -71,7 +72,10 @@ class Setter(PlaceChanges):
         SetsAnew.refuse(self.checkpoint, key, value, places)
         for place in self._places("betas", self.run.format.advise_setting("betas")):
             self.put_nth("betas", place, index, float(value))
-        if own := self.checkpoint.settings(key):
+        own: list[Place] = []
+        with contextlib.suppress(NotUnderstood), understood(self.checkpoint.path):
+            own = self.checkpoint.settings(key)
+        if own:
             groups = count(len({place.path for place in own}), "param group")
             held = ", ".join(dict.fromkeys(short(place.value) for place in own))
             self.warnings.append(

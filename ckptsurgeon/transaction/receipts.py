@@ -53,8 +53,9 @@ def read(root: Path, mentioning: Collection[str] = ()) -> list[Receipt]:
 
 
 def _mentions(path: Path, words: Collection[str]) -> bool:
+    state = _state(path)
     try:
-        return not words or _mentions_once(path, tuple(words), *_state(path))
+        return not words or _mentions_once(path, tuple(words), *state)
     except OSError:  # what is wrong with it is said where it is read
         return True
 
@@ -148,10 +149,11 @@ def with_caveats(receipts: Sequence[Receipt], promise: Promise) -> Promise:
 
 
 def _read(path: Path) -> tuple[Receipt | None, str]:
-    """The receipt at `path`, or what is wrong with it. That a disk did not answer is not kept: the
-    next look may read it."""
+    """The receipt at `path`, or what is wrong with it. That a disk did not give its bytes is not
+    kept: the next look may read them. Raises OSError where it says nothing of the file."""
+    state = _state(path)
     try:
-        return _read_once(path, *_state(path))
+        return _read_once(path, *state)
     except OSError as error:
         return None, f"can't be read: {error.strerror}"
 
