@@ -32,6 +32,14 @@ def stepped_cosine(model: torch.nn.Module, times: int) -> tuple[Any, Any]:
     return adam, schedule
 
 
+def update(model: torch.nn.Module, adam: Any, schedule: Any) -> None:
+    """One of a model of four inputs, and the step of its scheduler."""
+    model(torch.ones(3, 4)).pow(2).sum().backward()
+    adam.step()
+    schedule.step()
+    adam.zero_grad()
+
+
 def composer(root: Path) -> Path:
     """As `State.state_dict` and `CheckpointSaver` of Composer 0.32 write it, optimizer and weights
     by torch's own functions; source: mosaicml/composer at 6405188."""
@@ -153,10 +161,7 @@ def lingua(root: Path) -> Path:
     """`CheckpointManager.save` and `TrainState.state_dict` of the same, two ranks."""
     model, adam, schedule = lingua_parts()
     for step in range(1, 7):
-        model(torch.ones(3, 4)).pow(2).sum().backward()
-        adam.step()
-        schedule.step()
-        adam.zero_grad()
+        update(model, adam, schedule)
         if step % 2:
             continue
         folder = root / f"{step:010d}"
@@ -196,10 +201,7 @@ def fairseq2(root: Path) -> Path:
         parts.append((model, adam, Noam(adam, 2)))
     for step in range(1, 7):
         for rank, (model, adam, schedule) in enumerate(parts):
-            model(torch.ones(3, 4)).pow(2).sum().backward()
-            adam.step()
-            schedule.step()
-            adam.zero_grad()
+            update(model, adam, schedule)
             if step % 2:
                 continue
             counted = {

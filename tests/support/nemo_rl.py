@@ -16,6 +16,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim.lr_scheduler import ConstantLR, LinearLR, SequentialLR
 
+from tests.support.described_runs import update
+
 
 def parts() -> tuple[torch.nn.Module, Any, Any]:
     """With the scheduler of its example configs."""
@@ -45,10 +47,7 @@ def make(root: Path, *, native: bool = False) -> Path:
     """By its second worker, or by the first: six updates, with a save of every second one."""
     model, adam, schedule = parts()
     for step in range(1, 7):
-        model(torch.ones(3, 4)).pow(2).sum().backward()
-        adam.step()
-        schedule.step()
-        adam.zero_grad()
+        update(model, adam, schedule)
         if step % 2:
             continue
         weights = root / f"step_{step}" / "policy" / "weights"

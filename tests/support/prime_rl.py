@@ -16,6 +16,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim.lr_scheduler import ConstantLR, LinearLR, SequentialLR
 
+from tests.support.described_runs import update
+
 PEAK = 1e-3
 
 
@@ -49,10 +51,7 @@ def make(root: Path, *, warmup: bool = True) -> Path:
     root.mkdir(parents=True)
     model, adam, schedule = parts(warmup=warmup)
     for step in range(1, 7):
-        model(torch.ones(3, 4)).pow(2).sum().backward()
-        adam.step()
-        schedule.step()
-        adam.zero_grad()
+        update(model, adam, schedule)
         if step % 2 == 0:
             folder = _folder(root, step)
             (folder / "dataloader").mkdir(parents=True)
