@@ -53,8 +53,7 @@ def walk(folder: Path, *, past_closed: bool = False) -> Iterator[tuple[str, list
     What is not there has nothing in it."""
 
     def refused(error: OSError) -> None:
-        closed = past_closed and isinstance(error, PermissionError)
-        if not closed and error.errno not in _NOWHERE:
+        if not _has_none(error, past_closed):
             raise error
 
     return os.walk(folder, onerror=refused)
@@ -75,8 +74,7 @@ def matching(folder: Path, pattern: str, *, past_closed: bool = False) -> Iterat
     try:
         names = _named(folder, first)
     except OSError as error:
-        closed = past_closed and isinstance(error, PermissionError)
-        if not closed and error.errno not in _NOWHERE:
+        if not _has_none(error, past_closed):
             raise
         return
     for path in (folder / name for name in names):
@@ -97,12 +95,16 @@ def names_in(folder: Path) -> list[str]:
     list. Raises OSError for any other reason."""
     try:
         return sorted(path.name for path in folder.iterdir())
-    except PermissionError:
-        return []
     except OSError as error:
-        if error.errno in _NOWHERE:
+        if _has_none(error, past_closed=True):
             return []
         raise
+
+
+def _has_none(error: OSError, past_closed: bool) -> bool:
+    """Whether a folder that can't be listed for this reason counts as one with nothing in it."""
+    closed = past_closed and isinstance(error, PermissionError)
+    return closed or error.errno in _NOWHERE
 
 
 def _mode(ask: Callable[[Path | str], os.stat_result], path: Path | str) -> int:

@@ -176,7 +176,7 @@ class LogFolders:
         ):
             rows += [
                 path
-                for path in sorted(named)
+                for path in named
                 if path.parent not in branches
                 and (path.is_relative_to(self.root) or is_log(str(path)))
             ]
@@ -286,9 +286,8 @@ class LogFolders:
 
     def _walk(self) -> Iterator[tuple[Path, list[str], list[str]]]:
         """Folder, folders in it and files in it, wherever logs may be."""
-        steps = (
-            self.format.steps(self.root) if disk.is_folder(self.root) else []
-        )  # of a fork to be made
+        is_made = disk.is_folder(self.root)  # a fork is not, before it is done
+        steps = self.format.steps(self.root) if is_made else []
         checkpoints = {path for step in steps for path in self.format.entries(self.root, step)}
         for root in self.roots():
             for folder, inner, files in disk.walk(root, past_closed=True):

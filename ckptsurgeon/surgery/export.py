@@ -101,9 +101,8 @@ def help_with(
         if not disk.exists(folder):
             ranks.help(jobs)
     except (SurgeryError, OSError):
-        if not disk.exists(
-            folder
-        ):  # it comes whole; where it was there before, the last rank says so
+        # It comes whole; where it was there before, the last rank says so.
+        if not disk.exists(folder):
             raise
 
 

@@ -140,7 +140,7 @@ def refuse_place(run: Run, folder: Path) -> None:
 
 def refuse_taken(folder: Path) -> None:
     """Raise when the new directory's name is taken, or its parent is not there."""
-    if disk.exists(folder) or disk.is_link(folder):
+    if disk.is_there(folder):
         raise UsageError(f"{folder} already exists", next="choose a new directory")
     if not disk.is_folder(folder.parent):
         raise UsageError(

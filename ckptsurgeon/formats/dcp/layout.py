@@ -205,7 +205,7 @@ class OlmoCore(Torchtitan):
 
     def torch_files(self, folder: Path) -> list[Path]:
         """The trainer state of each rank."""
-        return sorted(disk.matching(folder, "train/rank*.pt"))
+        return [*disk.matching(folder, "train/rank*.pt")]
 
     def open(self, run: Path, step: int, without: Collection[Path] = ()) -> OlmoCoreCheckpoint:
         """Also `config.json` of the step, or of the run, and whether the step is ephemeral."""

@@ -67,7 +67,7 @@ class EngineCheckpoint(SafetensorsBeside, DeepSpeedCheckpoint):
         self._refuse(BINS)
         found = self.with_still(super().parts())
         cuts = {part.parameter: part.cut for part in found}
-        for file in sorted(disk.matching(self.path, f"*{SAFE}")):
+        for file in disk.matching(self.path, f"*{SAFE}"):
             for name, place in self.tensors(file).items():
                 if name in cuts:
                     box = Box.all(place.value.size, replica=True)

@@ -291,7 +291,7 @@ def _universal(checkpoint: DeepSpeedShards) -> Iterator[Part]:
     copies = [item for item in checkpoint.all_optimizers() if item.universal]
     for kind, stem in (("master", "fp32"), *((kind, kind) for kind in MOMENTS)):
         for item in copies:
-            files = sorted(disk.matching(item.file.parent, f"*/{stem}.pt"))
+            files = [*disk.matching(item.file.parent, f"*/{stem}.pt")]
             checkpoint.read(files)
             for file in files:
                 tree = checkpoint.trees[file]

@@ -58,16 +58,9 @@ STATES = (*MOMENTS, "step")
 
 def complete(copy: Path) -> bool:
     """Whether the conversion came to its end: it removes `tmp` and adds the model files last."""
-    there = (
-        disk.is_folder(copy)
-        and not disk.exists(copy / "zero" / "tmp")
-        and not disk.exists(copy / "tmp")
-    )
-    return (
-        there
-        and disk.is_file(copy / "zero" / GLOBAL)
-        and any(disk.matching(copy, "*_model_states.pt"))
-    )
+    if not disk.is_folder(copy) or any(disk.exists(copy / name) for name in ("zero/tmp", "tmp")):
+        return False
+    return disk.is_file(copy / "zero" / GLOBAL) and any(disk.matching(copy, "*_model_states.pt"))
 
 
 def shards(copy: Path) -> list[Path]:

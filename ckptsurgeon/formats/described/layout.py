@@ -342,7 +342,7 @@ def _leads(file: Path, trees: Mapping[Path, Any], content: Content, path: KeyPat
     if content.loader == "megatron":
         return bool(list(expanded(common_state(file), path)))
     if content.loader:
-        models = sorted(disk.matching(file, "*_model_states.pt"))
+        models = [*disk.matching(file, "*_model_states.pt")]
         return any(list(expanded(Archive.open(model).tree(), path)) for model in models)
     return bool(list(expanded(trees[file], path)))
 

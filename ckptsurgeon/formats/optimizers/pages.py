@@ -31,7 +31,7 @@ def shipped() -> tuple[Entry, ...]:
     folder = Path(__file__).parent / "described"
     return tuple(
         entry
-        for path in sorted(disk.matching(folder, "*.json"))
+        for path in disk.matching(folder, "*.json")
         for entry in _entries(json.loads(path.read_bytes()), str(path))
     )
 
