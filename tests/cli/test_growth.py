@@ -232,9 +232,16 @@ def test_twice_the_shards_take_twice_the_receipt_and_memory_of_a_transplant(
     """So these say what 10,000 take: 20 MB and 1 GB at most. The receipt does not list where each
     piece of a shard came from."""
     _transplanted(tmp_path / "first", 25)  # what it imports is not counted
-    small, large = (_transplanted(tmp_path / str(count), count) for count in (few, 2 * few))
+    small, large = (_least(tmp_path / str(count), count) for count in (few, 2 * few))
     for one, two, most in zip(small, large, (2_000, 100_000), strict=True):
         assert two <= 2.25 * one and two <= 2 * few * most, (small, large)
+
+
+def _least(root: Path, shards: int) -> tuple[int, int]:
+    """The same of two runs alike: in one of them the interpreter's table of names may grow, by some
+    MB at once."""
+    receipts, peaks = zip(*(_transplanted(root / each, shards) for each in "ab"), strict=True)
+    return min(receipts), min(peaks)
 
 
 def _transplanted(root: Path, shards: int) -> tuple[int, int]:
