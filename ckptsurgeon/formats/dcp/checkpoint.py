@@ -130,8 +130,12 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
         return int(owner) if owner.isdigit() else 0
 
     def beside(self, place: Place, key: str) -> tuple[Key, ...]:
-        """Another value."""
-        return (f"{str(place.path[0]).rpartition('.')[0]}.{key}",)
+        """Another value, or the number in a tensor."""
+        name, items = (
+            f"{str(place.path[0]).rpartition('.')[0]}.{key}",
+            self.folders[place.file].items,
+        )
+        return (name, 0) if name in items and items[name].is_number else (name,)
 
     def settings(self, key: str) -> list[Place]:
         """Of every parameter."""

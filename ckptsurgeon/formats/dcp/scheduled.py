@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.capabilities import AdjustsGroups
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
 from ckptsurgeon.formats.fields.values import Located, Place, Setting
@@ -44,27 +46,43 @@ class ScheduledCheckpoint(TorchSchedulers, DcpCheckpoint, AdjustsGroups):
         return super().find(field)
 
     def saved_by(self, file: Path, path: tuple[Key, ...]) -> Any:
-        """In the folder put together from its values, unless rates are tensors: each is a value of
-        its own then, and no class saves such keys."""
+        """In the folder put together from its values, each rate of a list too where rates are
+        tensors. A tensor of several numbers stays as it is: no class saves one."""
         if file != self.saved.path:
             return super().saved_by(file, path)
-        inside, items = f"{path[0]}.", self.saved.items
-        names = [name for name in items if name.startswith(inside)]
-        values = {name.removeprefix(inside): self.trees[file][name] for name in names}
-        return values if any(items[name].is_tensor for name in names) else nested(values)
+        inside = f"{path[0]}."
+        names = [name for name in self.saved.items if name.startswith(inside)]
+        values = {n.removeprefix(inside): p.value for n in names for p in self.scalar(n)}
+        return values if any(isinstance(v, Tensor) for v in values.values()) else nested(values)
 
     def at(self, file: Path, path: tuple[Key, ...], wins: bool = True) -> list[Place]:
-        """Also of what was flattened: (beginning of the name, key, …)."""
+        """Also of what was flattened: (beginning of the name, key, …); of a list that is cut up its
+        numbers, at the same path."""
         if file == self.saved.path and (file, path[:1]) in self.schedulers:
+            if path[1:] and (numbers := self._cut_up(path)):
+                return [Place(file, path, numbers, wins)]
             path = self._named(path)
         return super().at(file, path, wins)
+
+    def has_each(self, file: Path, path: tuple[Key, ...]) -> bool:
+        """Also of what was flattened."""
+        if file == self.saved.path and (file, path[:1]) in self.schedulers:
+            return bool(self._cut_up(path))
+        return super().has_each(file, path)
+
+    def _cut_up(self, path: tuple[Key, ...]) -> list[Any]:
+        """The numbers of a list of tensors, each of which has a name; of anything else none."""
+        first, items = ".".join(map(str, path)), self.saved.items
+        names = takewhile(items.__contains__, (f"{first}.{i}" for i in count()))
+        return [place.value for n in names if items[n].is_tensor for place in self.scalar(n)]
 
     def _named(self, path: tuple[Key, ...]) -> tuple[Key, ...]:
         """The name of a value, as torch joins it of keys and numbers, and what is inside of it."""
         name, rest = str(path[0]), path[1:]
         while rest and name not in self.saved.items:
             name, rest = f"{name}.{rest[0]}", rest[1:]
-        return (name, *rest)
+        is_number = not rest and name in self.saved.items and self.saved.items[name].is_tensor
+        return (name, 0) if is_number else (name, *rest)
 
     def of_parameters(self, key: str) -> list[tuple[tuple[str, ...], Place]]:
         """By the names that each group holds; the rates of the groups too."""
@@ -119,8 +137,9 @@ class ScheduledCheckpoint(TorchSchedulers, DcpCheckpoint, AdjustsGroups):
 
 
 def nested(values: Mapping[str, Any]) -> Any:
-    """What torch flattened into these values: a list where the keys are 0, 1, and so on. They stay
-    as they are where a name begins another one, or where more is nested than any class saves."""
+    """What torch flattened into these values: a list where the keys are 0, 1, and so on, but in
+    milestones, the one dict of numbers. They stay as they are where a name begins another one, or
+    where more is nested than any class saves."""
     if any(name.count(".") > DEEP for name in values):
         return dict(values)
     out: dict[str, Any] = {}
@@ -133,6 +152,6 @@ def nested(values: Mapping[str, Any]) -> Any:
             out[first] = value
     if out.keys() & inner.keys():
         return dict(values)
-    out |= {key: nested(each) for key, each in inner.items()}
+    out |= {key: each if key == "milestones" else nested(each) for key, each in inner.items()}
     numbered = [str(number) for number in range(len(out))]
     return [out[key] for key in numbered] if out and out.keys() == {*numbered} else out

@@ -63,6 +63,11 @@ class Trees:
         places = self.at(file, path)
         return places[0].value if places else None
 
+    def has_each(self, file: Path, path: tuple[Key, ...]) -> bool:
+        """Whether the list under `path` has tensors in it: an edit is of one of them."""
+        value = get(self.trees[file], path)
+        return isinstance(value, (list, tuple)) and Tensor in map(type, value)
+
     def plain(self, file: Path, value: Any) -> Any:
         """`value`, with the number in place of a tensor of one element: of it, or of a list."""
         kind = type(value)

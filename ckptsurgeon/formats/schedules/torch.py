@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError, UsageError, count
-from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import is_number, not_understood, refuse_rates
 from ckptsurgeon.formats.fields.values import Place, Setting
@@ -212,7 +211,7 @@ def _share(state: Mapping[str, Any], now: int) -> float | None:
     if name == "StepLR":
         return float(state["gamma"] ** (now // state["step_size"]))
     if name == "MultiStepLR":
-        (passed,) = state["milestones"].args  # a Counter: milestone → how often it was given
+        passed = torch_classes.milestones(state["milestones"])
         return float(state["gamma"] ** sum(n for at, n in passed.items() if at <= now))
     if name == "ExponentialLR":
         return float(state["gamma"] ** now)
@@ -351,9 +350,7 @@ def settings_of(checkpoint: Checkpoint, places: Sequence[Place], new: New) -> It
 def _apart(checkpoint: Checkpoint, place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
     """The place and its value; of rates that are tensors each, as an optimizer has them whose lr is
     one."""
-    (there,) = checkpoint.at(place.file, place.path)
-    saved = get(checkpoint.trees[place.file], there.path)
-    if not isinstance(saved, (list, tuple)) or not any(type(item) is Tensor for item in saved):
+    if not checkpoint.has_each(place.file, place.path):
         yield place, value
         return
     for i, (old, new) in enumerate(zip(place.value, value, strict=True)):

@@ -6,7 +6,7 @@ and saves two keys alone, `detectron2/solver/lr_scheduler.py` at 02b5c4e.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptsurgeon.formats.schedules import espnet, fairseq2, nemo, plateau
@@ -99,6 +99,13 @@ def moved(schedule: Mapping[str, Any], values: Mapping[str, Any]) -> dict[tuple[
     return counters
 
 
+def milestones(saved: Any) -> dict[int, int]:
+    """Milestone of MultiStepLR → how often it was given, of its Counter or of a dict of text."""
+    if not isinstance(saved, Mapping):
+        (saved,) = saved.args
+    return {int(at): times for at, times in saved.items()}
+
+
 def words(schedule: Mapping[str, Any]) -> str:
     """The schedule as a person would say it."""
     if kind(schedule) in plateau.NAMES:
@@ -110,12 +117,32 @@ def words(schedule: Mapping[str, Any]) -> str:
 
 def notes(schedule: Mapping[str, Any]) -> list[str]:
     """What a reader of a promise must know."""
+    out = list(_as_text(schedule, "scheduler"))
     if schedule.get("cycle_momentum"):
         name = "beta1" if schedule.get("use_beta1", True) else "momentum"
-        return [
+        out.append(
             Caveat(
                 f"{kind(schedule)} cycles {name}: the scheduler sets it anew after each step",
                 "betas" if name == "beta1" else name,
             )
-        ]
-    return []
+        )
+    return out
+
+
+def _as_text(schedule: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Of each MultiStepLR whose milestones are no numbers any more, what becomes of it."""
+    inner = schedule.get("_schedulers")
+    for i, each in enumerate(inner if isinstance(inner, (list, tuple)) else ()):
+        if isinstance(each, Mapping):
+            yield from _as_text(each, f"{where}._schedulers[{i}]")
+    saved = schedule.get("milestones")
+    if kind(schedule) == "MultiStepLR" and isinstance(saved, Mapping) and saved:
+        times = milestones(saved).items()
+        steps = sorted(at for at, n in times for _ in range(n))
+        yield (
+            "the milestones of MultiStepLR are saved as text, which equals no step: a resume that "
+            "takes them as they are saved never lowers the rate, and one that loads them into "
+            "those of its code, as dcp.load does, goes by its code and can't save again "
+            "(duplicated flatten key). Once it is loaded, set "
+            f"{where}.milestones = collections.Counter({steps})"
+        )

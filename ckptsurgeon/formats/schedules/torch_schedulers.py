@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ class TorchSchedulers(Checkpoint, Cools):
         return UNKNOWN if unseen else "", max(self.rates(), default=None) if one else None
 
     def on_schedule(self) -> list[str]:
-        """What a reader of the promise must know of the saved scheduler."""
-        schedule = self.saved_schedule()
-        unseen = [saved.UNSEEN] if saved.is_unseen(self, schedule) else []
-        return [*(torch_classes.notes(schedule) if isinstance(schedule, Mapping) else ()), *unseen]
+        """What a reader of the promise must know of the saved schedulers."""
+        unseen = [saved.UNSEEN] if saved.is_unseen(self, self.saved_schedule()) else []
+        states = (place.value for place in self.locate("scheduler"))
+        notes = (torch_classes.notes(state) for state in states if isinstance(state, Mapping))
+        return [*dict.fromkeys(chain.from_iterable(notes)), *unseen]
