@@ -114,7 +114,7 @@ class Graft(Section):
     ) -> Iterator[Change]:
         of_name = {
             name: [
-                sorted(_fragments(each, name), key=lambda part: (_order(part.place), part.start))
+                sorted(self._named(each, name), key=lambda part: (_order(part.place), part.start))
                 for each in (checkpoint, donor)
             ]
             for name in names
@@ -132,6 +132,19 @@ class Graft(Section):
                 if mine.parameter in chosen and mine.start < mine.end:
                     field = f"{name} of {mine.parameter}"
                     yield self._copied(run, field, donor, *pair, (mine.start, mine.end))
+
+    def _named(self, checkpoint: Checkpoint, name: str) -> list[Part]:
+        """The tensors of the moment `name` with their parameters. Raises SurgeryError where it is
+        not said whose they are, with the graft of all."""
+        try:
+            return _fragments(checkpoint, name)
+        except SurgeryError as error:
+            if error.hints == (NamesMoments.instead,):
+                options = (("--of", self.run), ("--only", self.only))
+                more = [word for option in options if option[1] for word in option]
+                whole = ("graft", "moments", "--from", self.step, *more)
+                error.hints = (command(*whole, why="of all parameters"),)
+            raise
 
     def _copied(
         self,

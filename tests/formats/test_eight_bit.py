@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ckptsurgeon.plans.edits import Fill
 from ckptsurgeon.recipe.file import from_data
 from tests.support.deepspeed_engine import Options, build, live, make, process_group, train
 from tests.support.megatron_legacy import megatron_enums, save
+from tests.support.snapshot import snapshot
 
 pytestmark = pytest.mark.formats
 NESTED = "__bnb_optimizer_quant_state__"
@@ -172,3 +174,49 @@ def test_the_states_of_a_megatron_checkpoint(tmp_path: Path) -> None:
     assert state["step"] == 0
     assert not numbers(state[NESTED], "1").any() and not numbers(state[NESTED], "2").any()
     assert bool((state[NESTED]["state1"] == 127).all())
+
+
+def test_codes_in_safetensors(tmp_path: Path) -> None:
+    """As in a run of LeRobot's form: the next updates are those of a new optimizer."""
+    from bitsandbytes.optim import AdamW8bit
+    from safetensors.torch import load_file, save_file
+
+    weight = torch.nn.Parameter(torch.randn(64, 128))
+    adam = AdamW8bit([weight], lr=1e-3)
+    for _ in range(4):
+        updated(weight, adam)
+    folder = tmp_path / "checkpoints" / "000004" / "training_state"
+    folder.mkdir(parents=True)
+    held = adam.state_dict()
+    file = folder / "optimizer_state.safetensors"
+    inner = held["state"][0][NESTED].items()
+    flat = {f"state/0/{NESTED}/{key}": tensor.contiguous() for key, tensor in inner}
+    save_file({**flat, "state/0/step": torch.tensor(held["state"][0]["step"])}, file)
+    groups, step = folder / "optimizer_param_groups.json", folder / "training_step.json"
+    groups.write_text(json.dumps(held["param_groups"]))
+    step.write_text('{"step": 4}')
+    before = snapshot(tmp_path)
+    assert Run.open(tmp_path).format.name == "lerobot"
+    surgery.apply(Run.open(tmp_path), plan(Run.open(tmp_path), from_data(RESET)))
+    assert look.verify(Run.open(tmp_path), level=4).findings == ()
+    assert plan(Run.open(tmp_path), from_data(RESET)).empty
+    tensors = load_file(file)
+    quantized = {name.rpartition("/")[2]: tensors[name] for name in flat}
+    assert not numbers(quantized, "1").any() and not numbers(quantized, "2").any()
+    assert bool((quantized["state1"] == 127).all())
+    pair = [torch.nn.Parameter(weight.detach().clone()) for _ in range(2)]
+    reset, fresh = (AdamW8bit([each], lr=1e-3) for each in pair)
+    state = {0: {"step": int(tensors["state/0/step"]), NESTED: quantized}}
+    reset.load_state_dict({"state": state, "param_groups": json.loads(groups.read_text())})
+    for _ in range(3):
+        for each, optimizer in zip(pair, (reset, fresh), strict=True):
+            updated(each, optimizer)
+    assert torch.equal(*pair)
+    surgery.apply(Run.open(tmp_path), surgery.plan_undo(Run.open(tmp_path)))
+    assert snapshot(tmp_path) == before
+
+
+def updated(weight: torch.nn.Parameter, optimizer: Any) -> None:
+    torch.manual_seed(int(weight.detach().sum().item() * 1e3) % 1000)
+    weight.grad = torch.randn_like(weight)
+    optimizer.step()

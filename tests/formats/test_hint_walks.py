@@ -63,6 +63,8 @@ COMMANDS = (
     "reset moments --rewarm 2",
     "reset moments --rewarm-ramp 2",
     "reset loss-scale",
+    "graft moments --from FIRST",
+    "graft moments --from FIRST --params weight",
     "skip 100-110",
     "skip NEXT",
     "skip NEXT --by-counters",
@@ -120,6 +122,8 @@ def walk(words: Sequence[str], way: tuple[str, ...] = ()) -> list[str]:
         return [f"{shown}: refused without a hint: {result.stderr}"]
     bad = []
     for hint in hints:
+        if words[0] == "graft" and hint.startswith("ckptsurgeon reset"):
+            bad.append(f"{shown} → {hint}: another wish")
         if hint.startswith("ckptsurgeon "):
             typed = shlex.split(hint.split("    ")[0])[1:]
             kept = {"--json"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files.archives.safetensors import SafetensorsFile
+from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import impossible
@@ -23,6 +24,7 @@ from ckptsurgeon.plans.edits import (
     Computed,
     Content,
     Elements,
+    Fill,
     Hole,
     Piece,
     Span,
@@ -92,6 +94,8 @@ def _new(archive: SafetensorsFile, tensor: Tensor, file: str, change: Change, si
         return new.data
     if new == ZEROS:
         return Hole(size)
+    if isinstance(new, Fill) and ITEM_BYTES[tensor.dtype] == 1:
+        return bytes([new.byte]) * size
     if isinstance(new, (bool, int, float)) and tensor.numel == 1:
         return archive.encode(tensor.dtype, new)
     raise SurgeryError(
