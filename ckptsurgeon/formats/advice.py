@@ -18,6 +18,10 @@ class Advice:
     """Key of a recipe → the option of the launch that decides it, where its value comes last."""
     fresh_optimizer: str
     """How the trainer is started so that it loads no optimizer state."""
+    makes_schedule: str = ""
+    """What makes a schedule that is in its code, and must be as it was."""
+    asks_late: bool = False
+    """Whether an engine inside makes the step of the schedule before it asks for its rate."""
 
     def advise(self, key: str, value: object) -> str:
         """A sentence: what to do in this trainer so that it uses `value` for `key` (clip_grad,

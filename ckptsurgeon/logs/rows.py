@@ -23,7 +23,6 @@ from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import Hint, again
 from ckptsurgeon.logs import signals
 from ckptsurgeon.logs.curves import Curves, Row, of_rows
-from ckptsurgeon.logs.printed import open_clip
 from ckptsurgeon.logs.printed.families import every
 from ckptsurgeon.logs.printed.loguru import said
 from ckptsurgeon.logs.printed.pairs import counted, entry, first_count, pairs
@@ -296,7 +295,7 @@ def _printed(
     speakers = [] if own or step is not None else every()
     rows: list[Row] = []
     records: list[Mapping[str, float]] = []
-    by_epochs: list[LoggedUpdate] = []
+    by_epochs: dict[str, list[LoggedUpdate]] = {s.name: [] for s in speakers if s.numbered}
     begun: LoggedUpdate | None = None
     for line in lines:
         statement = next((s for item in speakers if (s := item.read(line)) is not None), None)
@@ -305,8 +304,8 @@ def _printed(
             if signals.step_name(found, step) is not None and len(found) > 1:
                 records.append(found)
             continue
-        if statement.family == open_clip.NAME:
-            by_epochs.append(statement)
+        if statement.family in by_epochs:
+            by_epochs[statement.family].append(statement)
             continue
         if statement.continues:
             begun = None if begun is None else begun.joined(statement)
@@ -314,7 +313,9 @@ def _printed(
         rows += [] if begun is None else _said(begun)
         begun = statement
     rows += [] if begun is None else _said(begun)
-    rows = rows or [row for each in open_clip.numbered(by_epochs) for row in _said(each)]
+    if not rows:
+        told = (s.numbered(by_epochs[s.name]) for s in speakers if s.numbered)
+        rows = [row for each in chain.from_iterable(told) for row in _said(each)]
     if rows:
         return rows
     return _known(path, records, own, step) if records else None

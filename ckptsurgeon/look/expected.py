@@ -18,6 +18,7 @@ from ckptsurgeon.formats.schedules import deepspeed, rampup, torch_classes
 from ckptsurgeon.formats.schedules.saved import SCALED
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.logs.printed.comparison import Expected
+from ckptsurgeon.logs.printed.families import FAMILIES
 from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.plans.promise import Promise
@@ -58,7 +59,7 @@ def _expected(run: Run, step: int, checkpoint: Checkpoint) -> Expected:
         epoch_steps=later_rates.epoch_steps(run.directory(step)) or _updates_of_an_epoch(run, step),
         skipped=next((p.value for p in _places(checkpoint, "skipped_steps")), None),
         steady_betas="betas" not in state.promise.one_step,
-        late=run.format.name == "transformers" and _in_config(checkpoint),
+        late=run.format.asks_late and _in_config(checkpoint),
         remedy=tuple(_remedy(run, checkpoint, state, surgeries)),
         numbered=partial(said_after, run, step) if _named(run.format, state, step) else None,
     )
@@ -172,9 +173,9 @@ def _decides(checkpoint: Checkpoint) -> bool:
 
 
 def _updates_of_an_epoch(run: Run, step: int) -> float | None:
-    """Of open_clip, whose steps are the epochs that have ended."""
-    format = run.format
-    if not isinstance(format, CountsSaves) or format.name != "open-clip" or not step:
+    """Where lines name updates by epochs alone, and steps are the epochs that have ended."""
+    format, by_epochs = run.format, any(each.numbered for each in FAMILIES.get(run.format.name, ()))
+    if not isinstance(format, CountsSaves) or not by_epochs or not step:
         return None
     updates = format.updates(run.root, step)
     return updates / step if updates else None
@@ -183,11 +184,8 @@ def _updates_of_an_epoch(run: Run, step: int) -> float | None:
 def _remedy(run: Run, checkpoint: Checkpoint, state: State, surgeries: list[Receipt]) -> list[Hint]:
     """What the plan said that the relaunch needs, once more."""
     hints: list[Hint] = [note for note in state.notes if "relaunch" in note]
-    if run.format.name == "transformers" and not _decides(checkpoint):
-        hints.append(
-            "relaunch with the arguments that saved the checkpoint (lr_scheduler_type, "
-            "warmup_steps, max_steps): the Trainer computes its schedule from them"
-        )
+    if run.format.makes_schedule and not _decides(checkpoint):
+        hints.append(run.format.makes_schedule)
     if changes := _schedule(surgeries):
         with contextlib.suppress(SurgeryError):
             notes = checkpoint.reschedule(changes)[1]

@@ -163,6 +163,11 @@ class Transformers(_Saved, NamesElsewhere):
         "batch_size": "--per_device_train_batch_size",
     }
     fresh_optimizer = "without optimizer.pt and scheduler.pt in its checkpoint"
+    makes_schedule = (
+        "relaunch with the arguments that saved the checkpoint (lr_scheduler_type, warmup_steps, "
+        "max_steps): the Trainer computes its schedule from them"
+    )
+    asks_late = True
     besides = ("scheduler.pt", TRAINER_STATE)
 
     def rivals(self, run: Path, step: int) -> list[Rival]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptsurgeon.logs.printed import (
@@ -28,13 +28,15 @@ from ckptsurgeon.logs.printed.stated import LoggedUpdate
 @dataclass(frozen=True, eq=False)
 class Family:
     """How one trainer speaks: `read` takes a printed line, `points` and `prefixes` say what a
-    TensorBoard tag means, whose steps are `late` behind the update that they tell of."""
+    TensorBoard tag means, whose steps are `late` behind the update that they tell of. Lines that
+    name updates by epochs alone are `numbered` together, where nothing else says their numbers."""
 
     name: str
     read: Callable[[str], LoggedUpdate | None]
     points: Mapping[str, str]
     prefixes: Mapping[str, str] | None = None
     late: int = 0
+    numbered: Callable[[Sequence[LoggedUpdate]], Iterator[LoggedUpdate]] | None = None
 
 
 MEGATRON = Family(megatron.NAME, megatron.read, megatron.POINTS)
@@ -50,7 +52,13 @@ LIGHTNING = Family(
 )
 VERL = Family(verl.NAME, verl.read, verl.POINTS)
 FAIRSEQ2 = Family(fairseq2.NAME, fairseq2.read, fairseq2.POINTS, fairseq2.PREFIXES)
-OPEN_CLIP = Family(open_clip.NAME, open_clip.read, open_clip.POINTS, late=open_clip.LATE)
+OPEN_CLIP = Family(
+    open_clip.NAME,
+    open_clip.read,
+    open_clip.POINTS,
+    late=open_clip.LATE,
+    numbered=open_clip.numbered,
+)
 MMENGINE = Family(mmengine.NAME, mmengine.read, mmengine.POINTS)
 OWN = Family(own_loop.NAME, own_loop.read, own_loop.POINTS)
 """Heard where no other one says anything: its names are those that anybody may use."""
