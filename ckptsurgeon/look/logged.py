@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,12 @@ from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.logs.source import LogSource
 from ckptsurgeon.logs.wandb import offline_run
 from ckptsurgeon.look.histories import histories
+from ckptsurgeon.plans.edits import Move, Replace, Rewrite
+from ckptsurgeon.plans.log_fields import LOGS
+from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.attic import folders
 from ckptsurgeon.run.run import Run
-from ckptsurgeon.transaction.home import is_database, is_rows, is_wandb, stored_run
+from ckptsurgeon.transaction.home import is_database, is_log, is_rows, is_wandb, stored_run
 
 SAYS = "--log FILE reads it, with --tag loss=NAME, and --step NAME for what counts steps"
 
@@ -68,11 +71,13 @@ def _of_points(source: LogSource, tags: Mapping[str, str]) -> Curves:
     return rows.of_points(source.path, source.points(), tags)
 
 
-def kept_by(run: Run, id: str, after: int) -> Branch:
-    """The curves after step `after` in what surgery `id` keeps of logs that are no event files, as
-    they were before it: those of the first log that has a loss there."""
-    files = [path for folder in folders(run, id) for path in sorted(disk.below(folder))]
-    tables = [path for path in files if is_rows(str(path))]
+def kept_by(run: Run, receipt: Receipt, surgery: Receipt, after: int) -> Branch:
+    """The curves after step `after` in what `receipt` keeps of logs that are no event files, as
+    they were before it: those of the first log that has a loss there. It is of `surgery`, or of an
+    undo of it."""
+    files = [path for folder in folders(run, receipt.id) for path in sorted(disk.below(folder))]
+    named = (path for path in files if is_rows(str(path)))
+    tables = dict.fromkeys([*named, *_tables(run, receipt, surgery)])
     offline = [path for path in files if is_wandb(path.name)]
     databases = [path for path in files if is_database(path.name)]
     sources = [
@@ -91,6 +96,19 @@ def kept_by(run: Run, id: str, after: int) -> Branch:
             if LOSS in (branch := curves.after(read().kept, after)):
                 return branch
     return {}
+
+
+def _tables(run: Run, receipt: Receipt, surgery: Receipt) -> Iterator[Path]:
+    """The tables and lines that the receipt says it keeps, whatever they are called in the attic;
+    where that is gone, what was cut off them."""
+    logs = (c for c in surgery.changes if isinstance(c, Rewrite) and c.field == LOGS)
+    is_new = {c.file: c.new_file for c in logs if is_rows(c.file) or not is_log(c.file)}
+    for edit in receipt.inverse:
+        if isinstance(edit, Replace) and is_new.get(edit.file) is False:
+            yield run.root / edit.staged
+    for edit in receipt.inverse:
+        if isinstance(edit, Move) and is_new.get(edit.src):
+            yield run.root / edit.src
 
 
 def _samples_of_a_step(run: Run) -> int | None:

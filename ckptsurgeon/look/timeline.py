@@ -129,7 +129,7 @@ def _left(run: Run, receipts: Sequence[Receipt]) -> Iterator[Left]:
         branch = curves.of_cut(paths, {}, at) if paths else {}
         if LOSS not in branch:
             at = _kept_to(surgery, LOGS)
-            branch = logged.kept_by(run, receipt.id, at)
+            branch = logged.kept_by(run, receipt, surgery, at)
         if LOSS in branch:
             to: int | None = at
             if receipt.undoes is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -108,6 +109,7 @@ def test_a_damaged_step_is_no_sound_one(trained: Trained) -> None:
 
 
 PAGE = """name: own
+log_files: [losses.json]
 files:
   "ckpt-{step}.pt": {optimizers: [[optimizer]]FIELDS}
 """
@@ -115,19 +117,20 @@ files:
 
 @pytest.mark.long
 @settings(max_examples=12, deadline=None, derandomize=True, database=None)
-@example(6, 0, True, False)
-@example(1, -1, False, True)
+@example(6, 0, "", False)
+@example(1, -1, "metrics.csv", True)
+@example(1, 0, "losses.json", False)
 @given(
     updates=st.sampled_from([1, 6]),
     offset=st.sampled_from([-1, 0]),
-    events=st.booleans(),
+    table=st.sampled_from(["", "metrics.csv", "losses.json"]),
     counter=st.booleans(),
 )
 def test_a_cut_is_drawn_where_the_log_was_cut(
     tmp_path_factory: pytest.TempPathFactory,
     updates: int,
     offset: int,
-    events: bool,
+    table: str,
     counter: bool,
 ) -> None:
     """Whatever its numbers count: epochs of so many updates are steps beside a log of updates,
@@ -138,11 +141,14 @@ def test_a_cut_is_drawn_where_the_log_was_cut(
     with (root / "ckptsurgeon.yaml").open("a") as file:
         file.write(f"log_offset: {offset}\n")
     numbers = range(1 + offset, 49 + offset)
-    if events:
+    if not table:
         write_log(root / "logs", [2.5] * 48, first=numbers[0], tag="train/loss", wall=BEGAN)
-    else:
+    elif table.endswith(".csv"):
         rows = "".join(f"{number},2.5\n" for number in numbers)
-        (root / "metrics.csv").write_text(f"step,loss\n{rows}")
+        (root / table).write_text(f"step,loss\n{rows}")
+    else:
+        items = ({"step": number, "loss": 2.5} for number in numbers)
+        (root / table).write_text("".join(f"{json.dumps(item)}\n" for item in items))
     cut = {} if counter or updates == 1 else {
         "tensorboard": {"truncate": False}, "logs": {"after": 24 + offset}
     }  # fmt: skip
@@ -152,3 +158,7 @@ def test_a_cut_is_drawn_where_the_log_was_cut(
     assert steps(left.curves) == [n for n in numbers if n > 24 + offset]
     assert left.to == 24 + offset
     assert steps(told.kept) == [n for n in numbers if n <= 24 + offset]
+    run = Run.open(root)
+    prune(run, attics(run))
+    (left,) = timeline(root).left
+    assert steps(left.curves) == [n for n in numbers if n > 24 + offset]
