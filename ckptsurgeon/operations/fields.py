@@ -41,6 +41,8 @@ class Fields:
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
+        if all(_is_default(item, getattr(self, item.name)) for item in dataclasses.fields(kind)):
+            return  # five sections stand in each recipe, and their types take long to look up
         for name, hint in hints(kind).items():
             value = getattr(self, name)
             if name == self.rest[0]:
@@ -98,6 +100,11 @@ def is_required(kind: type[Fields], name: str) -> bool:
     """Whether a field has no default."""
     item = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
     return item.default is item.default_factory is dataclasses.MISSING
+
+
+def _is_default(item: dataclasses.Field[Any], value: Any) -> bool:
+    made = item.default_factory
+    return value is item.default or (made is not dataclasses.MISSING and value == made())
 
 
 def full_key(kind: type[Fields], name: str) -> str:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <structmember.h>
 
 #include <algorithm>
 #include <array>
@@ -18,33 +19,36 @@ namespace shards::python {
 
 namespace py = pybind11;
 
-// Makes instances of a class that has no more than slots, as `object.__new__` and six assignments do:
-// its `__init__` takes several times as long.
+// Makes instances of a class that has no more than slots, as `object.__new__` and an assignment to
+// each do: its `__init__` takes ten times as long. Their values lead to no object that leads back, so
+// the garbage collector need not visit them, of which a step has ten thousand.
 template <size_t kCount>
 class Slots {
  public:
   Slots(const py::type& kind, const std::array<const char*, kCount>& names) : kind_(kind) {
     for (size_t k = 0; k < kCount; ++k) {
-      setters_[k] = kind.attr(names[k]);
-      if (Py_TYPE(setters_[k].ptr())->tp_descr_set == nullptr) throw py::type_error(names[k]);
+      const py::object slot = kind.attr(names[k]);
+      if (Py_TYPE(slot.ptr()) != &PyMemberDescr_Type) throw py::type_error(names[k]);
+      const PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(slot.ptr())->d_member;
+      if (member->type != T_OBJECT_EX) throw py::type_error(names[k]);
+      offsets_[k] = member->offset;
     }
   }
 
-  py::object make(const std::array<py::object, kCount>& values) const {
+  py::object make(std::array<py::object, kCount> values) const {
     auto* type = reinterpret_cast<PyTypeObject*>(kind_.ptr());
-    auto made = py::reinterpret_steal<py::object>(type->tp_alloc(type, 0));
+    auto made = py::reinterpret_steal<py::object>(type->tp_alloc(type, 0));  // its slots are null
     if (!made) throw py::error_already_set();
-    for (size_t k = 0; k < kCount; ++k) {
-      PyObject* setter = setters_[k].ptr();
-      if (Py_TYPE(setter)->tp_descr_set(setter, made.ptr(), values[k].ptr()) != 0)
-        throw py::error_already_set();
-    }
+    if (PyObject_GC_IsTracked(made.ptr())) PyObject_GC_UnTrack(made.ptr());
+    auto* start = reinterpret_cast<char*>(made.ptr());
+    for (size_t k = 0; k < kCount; ++k)
+      *reinterpret_cast<PyObject**>(start + offsets_[k]) = values[k].release().ptr();
     return made;
   }
 
  private:
   py::type kind_;
-  std::array<py::object, kCount> setters_;
+  std::array<Py_ssize_t, kCount> offsets_;
 };
 
 class Places {
@@ -119,12 +123,16 @@ class Places {
     const Slots<7> slots(
         kind, {"dtype", "storage", "storage_numel", "offset", "size", "stride", "whole"});
     std::unordered_map<shards::Bytes, py::object> known;
+    std::pair<shards::Bytes, const py::object*> last;  // most tensors have the dtype of the one before
     std::vector<int64_t> same_size, same_stride;  // most tensors have the shape of the one before
     py::object size = py::tuple(), stride = py::tuple();
     const auto dtype = [&](shards::Bytes storage) -> const py::object& {
-      const auto [found, is_new] = known.try_emplace(storage, py::none());
-      if (is_new && dtypes.contains(str(storage))) found->second = dtypes[str(storage)];
-      return found->second;
+      if (last.second == nullptr || last.first != storage) {
+        const auto [found, is_new] = known.try_emplace(storage, py::none());
+        if (is_new && dtypes.contains(str(storage))) found->second = dtypes[str(storage)];
+        last = {storage, &found->second};
+      }
+      return *last.second;
     };
     const std::string text = shards::shortened(
         scan_, [&](const shards::Tensor& tensor) { return !dtype(tensor.storage).is_none(); },
@@ -183,11 +191,11 @@ inline py::object scan(const py::bytes& data, uint64_t opcodes, uint64_t depth, 
 }
 
 // A column of the scan as a buffer that keeps it alive.
-template <std::vector<Value> shards::Scan::*kColumn>
+template <shards::Column<Value> shards::Scan::*kColumn>
 py::memoryview column(const py::object& places) {
   const auto& values = places.cast<const Places&>().scan().*kColumn;
   static const Value none = 0;
-  return py::memoryview::from_buffer(values.empty() ? &none : values.data(), {values.size()},
+  return py::memoryview::from_buffer(values.empty() ? &none : values.begin(), {values.size()},
                                      {sizeof(Value)});
 }
 

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "column.hpp"
+
 namespace shards {
 
 using Bytes = std::string_view;
@@ -102,10 +104,10 @@ class Scan {
   Value root = 0;
   size_t stop = 0;
   uint64_t long_keys = 0;
-  std::vector<Node> nodes;             // ascending by `at`
+  Column<Node> nodes;                  // ascending by `at`
   std::vector<Filling> grown, built;   // ascending by `target`, then `at`
-  std::vector<Value> memo;             // by index; 0 where it is not set
-  std::vector<Value> puts, gets;       // ascending
+  Column<Value> memo;                  // by index; 0 where it is not set
+  Column<Value> puts, gets;            // ascending
   std::vector<std::pair<Value, uint64_t>> frames;
   std::vector<std::pair<Value, Value>> gaps;  // end, start
   bool counted = false;                // a MEMOIZE numbers the memo by counting
@@ -118,7 +120,7 @@ class Scan {
   }
 
   // The offset after the opcode at `i`; 0 to refuse.
-  size_t step(size_t i) {
+  [[gnu::always_inline]] size_t step(size_t i) {
     switch (data_[i]) {
       case NONE: case NEWTRUE: case NEWFALSE: case EMPTY_DICT: case EMPTY_LIST: case EMPTY_SET:
       case EMPTY_TUPLE: return push(i, 1);
@@ -163,14 +165,17 @@ class Scan {
     uint16_t height;
   };
 
-  size_t push(size_t i, size_t size, uint16_t height = 0) {
+  [[gnu::always_inline]] size_t push(size_t i, size_t size, uint16_t height = 0) {
     stack_.push_back({static_cast<Value>(i), 0, height});
     return i + size;
   }
 
-  size_t put(size_t i, size_t index, size_t size) {
+  [[gnu::always_inline]] size_t put(size_t i, size_t index, size_t size) {
     if (index >= i || stack_.empty()) return 0;
-    if (index >= memo.size()) {
+    if (index == memo.size()) {  // nearly always
+      memo.push_back(0);
+      heights_.push_back(0);
+    } else if (index > memo.size()) {
       memo.resize(index + 1);
       heights_.resize(index + 1);
     }
@@ -184,21 +189,21 @@ class Scan {
     return i + size;
   }
 
-  size_t get(size_t i, size_t index, size_t size) {
+  [[gnu::always_inline]] size_t get(size_t i, size_t index, size_t size) {
     if (index >= memo.size() || memo[index] == 0) return 0;
     gets.push_back(static_cast<Value>(i));
     return push(i, size, heights_[index]);
   }
 
   // The bytes of the value at `i`, whose length has `width` bytes; false if it does not fit.
-  bool fits(size_t i, size_t width, uint64_t& length) const {
+  [[gnu::always_inline]] bool fits(size_t i, size_t width, uint64_t& length) const {
     if (i + 1 + width > size_) return false;
     length = 0;
     std::memcpy(&length, data_ + i + 1, width);
     return length <= size_ - (i + 1 + width);
   }
 
-  size_t sized(size_t i, size_t width) {
+  [[gnu::always_inline]] size_t sized(size_t i, size_t width) {
     uint64_t length;
     return fits(i, width, length) ? push(i, 1 + width + length) : 0;
   }
@@ -211,7 +216,8 @@ class Scan {
   }
 
   // Take the operands off the stack; `first` is where they were.
-  bool take(size_t count, bool holder, Node& node, size_t& first, uint16_t& levels) {
+  [[gnu::always_inline]] bool take(size_t count, bool holder, Node& node, size_t& first,
+                                   uint16_t& levels) {
     if (count == kMarked) {
       if (marks_.empty()) return false;
       first = marks_.back();
@@ -225,14 +231,14 @@ class Scan {
     node.first = static_cast<uint32_t>(operands_.size());
     node.count = static_cast<uint32_t>(stack_.size() - first);
     levels = 1;
-    for (size_t k = first; k < stack_.size(); ++k) {
-      operands_.push_back(stack_[k].at);
-      levels = std::max(levels, stack_[k].height);
+    for (const Item* item = stack_.begin() + first; item != stack_.end(); ++item) {
+      operands_.push_back(item->at);
+      levels = std::max(levels, item->height);
     }
     return levels <= limits_.depth;
   }
 
-  size_t make(size_t i, size_t count) {
+  [[gnu::always_inline]] size_t make(size_t i, size_t count) {
     Node node{static_cast<Value>(i), 0, 0};
     size_t from;
     uint16_t levels;
@@ -377,9 +383,9 @@ class Scan {
   const uint8_t* data_;
   size_t size_;
   Limits limits_;
-  std::vector<Value> operands_;
-  std::vector<Item> stack_;
-  std::vector<uint16_t> heights_;  // by memo index, those of `memo`
+  Column<Value> operands_;
+  Column<Item> stack_;
+  Column<uint16_t> heights_;  // by memo index, those of `memo`
   std::vector<uint32_t> marks_;  // where on the stack the open marks are
   size_t set_ = 0;
 };

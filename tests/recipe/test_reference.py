@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import typing
 from typing import Any
 
 from ckptsurgeon.operations import kinds
-from ckptsurgeon.operations.fields import Fields, full_key, hints, keys
+from ckptsurgeon.operations.fields import Fields, converted, full_key, hints, keys
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.recipe.file import HEADER
 from tests.support.launch import REPO
@@ -68,3 +69,22 @@ def test_the_table_is_what_each_key_says() -> None:
 def test_every_key_says_what_it_means_or_what_it_takes() -> None:
     silent = [row for kind in kinds() for row in rows(kind) if row.endswith("| text | |")]
     assert silent == []
+
+
+def test_a_default_is_what_is_made_of_it() -> None:
+    """A section of defaults alone is not looked at when it is made."""
+    checked = 0
+    for kind in (each for section in kinds() for each in _with_inner(section)):
+        for item in dataclasses.fields(kind):
+            made = item.default_factory
+            default = item.default if made is dataclasses.MISSING else made()
+            if default is not dataclasses.MISSING and item.name != kind.rest[0]:
+                new = converted(hints(kind)[item.name], default, item.name)
+                assert new == default and type(new) is type(default), (kind, item.name)
+                checked += 1
+    assert checked > 40
+
+
+def _with_inner(kind: type[Fields]) -> list[Any]:
+    inner = [t for hint in hints(kind).values() for t in (hint, *typing.get_args(hint))]
+    return [kind, *(t for t in inner if isinstance(t, type) and issubclass(t, Fields))]
