@@ -98,9 +98,16 @@ class Checkpoint(Trees, ABC):
 
     @final
     def agreed(self, field: str) -> list[Any]:
-        """The values of `field` that decide, as the first file has them, or the first one of each
-        list. No step uses the settings of a param group without parameters. Raises Disagreement
-        when another file has others."""
+        """The values of `field` that decide."""
+        values = [place.value for place in self.used(field)]
+        if not self.varies(field):
+            return values
+        return list(dict.fromkeys(tuple(v) if isinstance(v, list) else v for v in values))
+
+    def used(self, field: str) -> list[Place]:
+        """The places of `field` that decide, in the first file, or the first one of each list. No
+        step uses the settings of a param group without parameters. Raises Disagreement when
+        another file has others."""
         every: list[Place] = []
         used: list[Place] = []
         for places in self.alike(field):
@@ -108,10 +115,7 @@ class Checkpoint(Trees, ABC):
             own = [place for place in places if place.file == places[0].file]
             every += own
             used += self._with_parameters(own, places) if field in GROUP else own
-        values = [place.value for place in used or every]  # a shard of ZeRO 3 empties its lists
-        if not self.varies(field):
-            return values
-        return list(dict.fromkeys(tuple(v) if isinstance(v, list) else v for v in values))
+        return used or every  # a shard of ZeRO 3 empties its lists
 
     def _with_parameters(self, own: list[Place], places: Sequence[Place]) -> list[Place]:
         """Those of `own` whose param group has a parameter in one of the files; none where none
@@ -209,11 +213,29 @@ class Checkpoint(Trees, ABC):
             skip=None if ranges is None else tuple((int(a), int(b)) for a, b in ranges),
             seed=int(seed[0]) if seed else None,
             optimizer=name or None,
-            groups=param_groups.differing(betas, eps),
+            groups=self.where_clear("betas", self._pairs, None),
             settings=param_groups.numbers(headers) or None,
             data_epoch=int(epoch[0]) if epoch else None,
             data_batches=int(batches[0]) if batches else None,
         )
+
+    def _pairs(self) -> param_groups.Pairs | None:
+        """Betas and eps of each param group that has one of them, or None where all have the same.
+        Of settings that each parameter has for itself, every different pair counts once."""
+        if not param_groups.differ(self.agreed("betas"), self.agreed("eps")):
+            return None
+        both = [self.used("betas"), self.used("eps")]
+        held = {(place.file, place.path): place.value for places in both for place in places}
+        groups = dict.fromkeys(
+            (place.file, self.beside(place, "betas"), self.beside(place, "eps"))
+            for places in both
+            for place in places
+        )
+        pairs = (
+            param_groups.pair(held.get((file, betas)), held.get((file, eps)))
+            for file, betas, eps in groups
+        )
+        return tuple(dict.fromkeys(pairs) if self.varies("betas") else pairs)
 
     def headers(self) -> list[StateDict]:
         """`state_dicts`, from which the places of the states may be left out."""

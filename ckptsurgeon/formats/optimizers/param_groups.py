@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeAlias
 
 from ckptsurgeon.formats.fields.values import StateDict
 from ckptsurgeon.formats.optimizers import table
 from ckptsurgeon.formats.optimizers.table import TABLE, Known
 from ckptsurgeon.plans.promise import Epsilon
+
+Pairs: TypeAlias = tuple[tuple[tuple[float, ...] | None, Epsilon], ...]
 
 
 def rates(betas: Any) -> tuple[float, ...]:
@@ -39,14 +40,11 @@ def numbers(headers: Sequence[StateDict]) -> tuple[tuple[str, tuple[float, ...]]
     return tuple((key, tuple(values)) for key, values in sorted(numbers.items()))
 
 
-def differing(
-    betas: Sequence[Any], eps: Sequence[Any]
-) -> tuple[tuple[tuple[float, ...] | None, Epsilon], ...] | None:
-    """Both of each param group, or None where all groups have the same."""
-    alike = len({rates(each) for each in betas}) < 2 and len({epsilon(e) for e in eps}) < 2
-    if alike:
-        return None
-    return tuple(
-        (rates(pair) if pair is not None else None, epsilon(small))
-        for pair, small in zip_longest(betas, eps)
-    )
+def differ(betas: Sequence[Any], eps: Sequence[Any]) -> bool:
+    """Whether one group has others than another."""
+    return len({rates(each) for each in betas}) > 1 or len({epsilon(each) for each in eps}) > 1
+
+
+def pair(betas: Any, eps: Any) -> tuple[tuple[float, ...] | None, Epsilon]:
+    """Both of one group; None for what it does not hold."""
+    return (None if betas is None else rates(betas), epsilon(eps))
