@@ -119,6 +119,10 @@ class NamesMore(ABC):
     def unclear(self, run: Path, step: int) -> list[Path]:
         """What has the number of a saved step after `step` in its name, and may be of none."""
 
+    def unnamed(self, run: Path, step: int, leave: Collection[Path]) -> list[str]:
+        """What to know of what holds all of a step after `step`, and does not `leave` with it."""
+        return []
+
 
 class NeedsLinks(ABC):
     """A trainer that replaces symbolic links, and leaves a pointer that is a file as it is."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.collector import collector_paused
 from ckptsurgeon.formats.fields.constants import SAFE, TORCH
-from ckptsurgeon.formats.fields.values import LOADED, Rival
+from ckptsurgeon.formats.fields.values import OUTLIVES, Rival
 from ckptsurgeon.formats.layout import resumes
 from ckptsurgeon.hints import DRY_RUN, Hint, again, command
 from ckptsurgeon.look import soundness
@@ -129,8 +129,8 @@ def _shadows(run: Run, step: int) -> Iterable[Finding]:
 
 
 def shadows(run: Run, step: int) -> list[Rival]:
-    """What the trainer would load in place of `step` although the pointers name that."""
-    return [each for each in run.format.rivals(run.root, step) if each.harm == LOADED]
+    """What the trainer would load in place of `step`, or may, although the pointers name that."""
+    return [each for each in run.format.rivals(run.root, step) if each.harm != OUTLIVES]
 
 
 def _newest_sound(run: Run, level: int, jobs: int) -> int | None:

@@ -83,6 +83,8 @@ class Rollback(Section):
         forgotten, notes = _forget(run, checkpoint, newer)
         links, dangling = _links(run, checkpoint.step, newer, kept)
         notes = [*notes, *dangling, *(_final(run, checkpoint.step) if newer else [])]
+        if isinstance(run.format, NamesMore):
+            notes += run.format.unnamed(run.root, checkpoint.step, newer)
         return [*asides, *changes, *links, *forgotten], [*warnings, *notes]
 
 

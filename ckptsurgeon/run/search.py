@@ -63,6 +63,8 @@ def nearest(here: Path, format: str = "") -> tuple[Path, Format, Mapping[str, An
 def refuse_none(here: Path, format: str) -> NoReturn:
     """Raise UsageError for `here`, which no run is around, and name the runs below it."""
     if sentence := nameless(here, format):
+        if not format:  # the file of a trainer that no page is of: a draft helps more
+            _refuse_unknown_layout(here)
         raise UsageError(
             sentence, next="--format FILE    a page with the key path of its step: `number`"
         )

@@ -100,7 +100,10 @@ def draft(run: Path) -> Draft:
             else:
                 page["files"][group.pattern] = said
         else:
-            unsure.append(f"{group.pattern} has no step of {first.pattern}, and is left out")
+            whole = (
+                "; a restart may load it: `*` and `number` describe both" if group in main else ""
+            )
+            unsure.append(f"{group.pattern} has no step of {first.pattern}, and is left out{whole}")
     if last:
         names = [group.pattern for group in last]
         page["last"] = names

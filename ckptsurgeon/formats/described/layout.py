@@ -12,7 +12,6 @@ from ckptsurgeon.errors import DamagedFile, SurgeryError, first_few
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import Saved
 from ckptsurgeon.files.one_look import once
-from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.described.checkpoint import DescribedCheckpoint, expanded
@@ -23,9 +22,8 @@ from ckptsurgeon.formats.described.name_pattern import NamePattern
 from ckptsurgeon.formats.described.reading import flattened, opened
 from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
 from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
-from ckptsurgeon.formats.fields.understood import is_count
 from ckptsurgeon.formats.fields.values import Rival
-from ckptsurgeon.formats.layout import CountsSaves, Paged, leads_out, outside
+from ckptsurgeon.formats.layout import Paged, leads_out, outside
 from ckptsurgeon.formats.megatron.dist import common_state
 from ckptsurgeon.formats.places.json_beside import read_beside
 from ckptsurgeon.formats.step_folders import files_below
@@ -305,25 +303,6 @@ class Described(DescribedSteps, Paged):
         ranks = {each.get("rank"): path for path, pattern, each in shards if pattern == first}
         there = {path: ranks.get(numbers[path], path) for path in copies}
         return {path: shard for path, shard in there.items() if path != shard}
-
-
-class OwnPage(Described, CountsSaves):
-    """The format of a page that somebody wrote, or that goes by epochs: its steps may count these,
-    and its trainer log anything. What it logs by may be named."""
-
-    @property
-    def logs_counter(self) -> bool:
-        """By its page."""
-        return bool(self.description.logged)
-
-    def counted(self, checkpoint: Checkpoint) -> int:
-        """What `logged` leads to, where a page has it."""
-        keys = self.description.logged
-        if not keys or not isinstance(checkpoint, DescribedCheckpoint):
-            return super().counted(checkpoint)
-        trees = (tree for tree in checkpoint.trees.values() if list(expanded(tree, keys)))
-        numbers = (get(tree, keys) for tree in trees)
-        return next((number for number in numbers if is_count(number)), checkpoint.step)
 
 
 def _contents(

@@ -9,7 +9,8 @@ from pathlib import Path
 from ckptsurgeon import disk
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.formats.described.description import Description
-from ckptsurgeon.formats.described.layout import Described, OwnPage
+from ckptsurgeon.formats.described.layout import Described
+from ckptsurgeon.formats.described.own_page import OwnPage
 
 TORCH = "torch:"
 

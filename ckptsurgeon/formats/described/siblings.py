@@ -56,7 +56,7 @@ def siblings(
         number.written
         for step, paths in entries.items()
         for path in paths
-        for number in _numbers(path.name)
+        for number in numbers(path.name)
         if number.value == step
     }
     near = {run, *(path.parent for path in every)}
@@ -64,7 +64,7 @@ def siblings(
     shapes: dict[Shape, set[int]] = defaultdict(set)
     names: dict[Path, list[tuple[Shape, Number]]] = {}
     for path in _listed(run, near, every | set(known)):
-        for number in _numbers(path.name):
+        for number in numbers(path.name):
             shape = (path.parent, DIGITS.sub("#", path.name), number.index)
             shapes[shape].add(number.value)
             names.setdefault(path, []).append((shape, number))
@@ -106,7 +106,7 @@ def _has_others(folder: Path, step: int, entries: Mapping[int, Collection[Path]]
     return any(path.is_relative_to(folder) for path in others)
 
 
-def _numbers(name: str) -> Iterator[Number]:
+def numbers(name: str) -> Iterator[Number]:
     """Those that stand alone: no letter follows, and no fraction is meant."""
     end = match.start() if (match := VERSION.search(name)) else len(name)
     for index, match in enumerate(DIGITS.finditer(name)):
@@ -123,7 +123,7 @@ def _listed(run: Path, near: Collection[Path], known: Collection[Path]) -> Itera
     for folder in sorted(near):
         yield from _names(folder, known)
     for folder in _names(run, known):
-        numbered = any(True for _ in _numbers(folder.name))
+        numbered = any(True for _ in numbers(folder.name))
         if (
             folder not in near
             and not numbered

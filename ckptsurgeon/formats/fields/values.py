@@ -216,8 +216,10 @@ class Hazard(NamedTuple):
 
 
 LOADED = "the trainer loads it in place of step {}"
+HIGHEST = "a restart that takes the highest number loads it in place of step {}"
 OUTLIVES = "the trainer's clean-up keeps it and removes what is saved after step {}"
-"""The harm of a checkpoint with a later number: the second of one that is never loaded."""
+"""The harm of a checkpoint with a later number: the second where it is not known what a restart
+takes, the third of one that is never loaded."""
 
 
 class Rival(NamedTuple):
