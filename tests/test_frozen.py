@@ -1,8 +1,10 @@
-"""`frozen` makes what `dataclass(frozen=True)` makes, and nobody changes what the API hands out."""
+"""`frozen` and `held` make what `dataclass(frozen=True)` makes, and nobody changes what the API
+hands out."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptsurgeon
-from ckptsurgeon.plans.frozen import frozen
+from ckptsurgeon.plans.frozen import frozen, held
 
 VALUES = st.one_of(
     st.integers(0, 2), st.just(float("nan")), st.text(max_size=1), st.tuples(st.integers(0, 1))
@@ -20,21 +22,24 @@ FIELDS = st.lists(
 )
 
 
-def _classes(fields: list[dict[str, bool]]) -> tuple[type[Any], type[Any]]:
-    """The class with these fields, as each of the two decorators makes it."""
+def _classes(
+    decorator: Callable[[type[Any]], type[Any]], fields: list[dict[str, bool]]
+) -> tuple[type[Any], type[Any]]:
+    """The class with these fields, as `dataclass` makes it and as the decorator does."""
 
     def bare() -> type[Any]:
         spaces = {f"f{i}": dataclasses.field(**each) for i, each in enumerate(fields)}  # type: ignore[call-overload]
         return type("Made", (), {**spaces, "__annotations__": dict.fromkeys(spaces, "Any")})
 
-    return dataclasses.dataclass(frozen=True)(bare()), frozen(bare())
+    return dataclasses.dataclass(frozen=True)(bare()), decorator(bare())
 
 
+@pytest.mark.parametrize("decorator", [frozen, held])
 @given(fields=FIELDS, data=st.data())
 def test_it_compares_hashes_and_prints_as_a_frozen_dataclass(
-    fields: list[dict[str, bool]], data: st.DataObject
+    decorator: Callable[[type[Any]], type[Any]], fields: list[dict[str, bool]], data: st.DataObject
 ) -> None:
-    usual, ours = _classes(fields)
+    usual, ours = _classes(decorator, fields)
     some, others = (
         data.draw(st.lists(VALUES, min_size=len(fields), max_size=len(fields))) for _ in "ab"
     )
@@ -48,8 +53,9 @@ def test_it_compares_hashes_and_prints_as_a_frozen_dataclass(
     assert mine != first, "another class is never equal"
 
 
-def test_a_method_of_the_class_stays_and_a_child_has_its_own_fields() -> None:
-    @frozen
+@pytest.mark.parametrize("decorator", [frozen, held])
+def test_a_method_of_the_class_stays_and_a_child_has_its_own_fields(decorator: Any) -> None:
+    @decorator
     class Parent:
         a: int
 
@@ -59,7 +65,7 @@ def test_a_method_of_the_class_stays_and_a_child_has_its_own_fields() -> None:
         def __repr__(self) -> str:
             return f"<{self.a}>"
 
-    @frozen
+    @decorator
     class Child(Parent):
         b: int = 2
 
@@ -68,6 +74,18 @@ def test_a_method_of_the_class_stays_and_a_child_has_its_own_fields() -> None:
     assert Child(1) != Parent(1)
     assert dataclasses.replace(Child(1), b=4) == Child(1, 4)
     assert repr(Child(1)).endswith("Child(a=1, b=2)")
+
+
+def test_a_field_of_what_is_held_is_not_set_anew() -> None:
+    @held
+    class Made:
+        a: int = 1
+
+    made = Made()
+    for change in (lambda: setattr(made, "a", 2), lambda: delattr(made, "a")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            change()
+    assert made == Made(1)
 
 
 @pytest.mark.parametrize("name", ckptsurgeon.__all__)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 
 from ckptsurgeon import operations
 from ckptsurgeon.operations import Operation
+from ckptsurgeon.plans.frozen import frozen
 
 EXIT_CODES = {
     0: "done, or nothing to do",
@@ -37,7 +37,7 @@ IN_BUCKETS = (*LOOKS_IN_BUCKETS, *OUT_OF_BUCKETS, *EDITS_IN_BUCKETS)
 """Commands whose run may lie in a bucket."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Command:
     """`place` is `module:function` in this package, or the operation whose command it is. Neither
     is imported before the command is asked for."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,7 @@ import typer
 from ckptsurgeon.cli.in_slurm import SLURM, join, ranks, script
 from ckptsurgeon.errors import UsageError
 from ckptsurgeon.hints import again
+from ckptsurgeon.plans.frozen import frozen
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -41,7 +41,7 @@ def _scripted(ctx: typer.Context, options: list[str] | None) -> list[str] | None
     return options
 
 
-@dataclass(frozen=True)
+@frozen
 class Cluster:
     """What a command accepts whose long pass may be done by others."""
 
@@ -153,7 +153,7 @@ class Cluster:
             yield cluster
 
 
-@dataclass(frozen=True)
+@frozen
 class Computed(Cluster):
     """What a command accepts that computes tensors."""
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ import typer
 from ckptsurgeon.cli.usage import PAIR, loose_pairs
 from ckptsurgeon.errors import SurgeryError, Unwritten
 from ckptsurgeon.hints import TYPED, again
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.remote import reads
 from ckptsurgeon.remote.address import Address
 from ckptsurgeon.report.style import Style
@@ -82,7 +82,7 @@ class Declined(SurgeryError):
     """The answer to the question of a command was not yes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Common:
     """What every command accepts."""
 
@@ -183,7 +183,7 @@ class Common:
             print(text() if wrote is None else f"wrote {wrote}", file=sys.stderr)
 
 
-@dataclass(frozen=True)
+@frozen
 class Editing(Common):
     """What every command that edits accepts."""
 
@@ -203,7 +203,7 @@ class Editing(Common):
     ] = False
 
 
-@dataclass(frozen=True)
+@frozen
 class OneLiner(Editing):
     """What every command that is a recipe of one section accepts."""
 
@@ -212,7 +212,7 @@ class OneLiner(Editing):
     ] = False
 
 
-@dataclass(frozen=True)
+@frozen
 class MapOneLiner(OneLiner):
     """What a command accepts that fills the parameters of a step from those of another run."""
 
@@ -224,7 +224,7 @@ class MapOneLiner(OneLiner):
     ] = False
 
 
-@dataclass(frozen=True)
+@frozen
 class LogOneLiner(OneLiner):
     """What a command accepts that works on logs alone too."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
 from ckptsurgeon.cli.commands import Command as Row
@@ -12,6 +12,7 @@ from ckptsurgeon.cli.options import Common
 from ckptsurgeon.cli.parameter_types import parameter_types
 from ckptsurgeon.hints import TYPED, Command
 from ckptsurgeon.operations.fields import Fields
+from ckptsurgeon.plans.frozen import frozen
 
 CARRIED = ("as_json", "allow_global", "tb", "log", "tag", "rule", "branch", "order", "step")
 """Options that mean the same in every command that has them from the same bundle."""
@@ -23,7 +24,7 @@ OF_A_RUN = ("verify",)
 """Commands whose `--tb` has the logs of a run; that of others stands in its place."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Given:
     """An option that was typed: its words, and the bundle that it is of."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ckptsurgeon.plans.frozen import frozen
 
 if TYPE_CHECKING:
     from ckptsurgeon.operations.section import Recipe, Section
 
 
-@dataclass(frozen=True)
+@frozen
 class Operation:
     """One file: the module, the names of its Section classes, and its commands with the line that
     `--help` shows of each.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -34,12 +34,13 @@ from ckptsurgeon.operations.other_step import refuse_incomplete, refuse_unsound
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.run import Run
 
 Parameters = Mapping[Parameter, Kinds]
 
 
-@dataclass(frozen=True)
+@held
 class Average(Section):
     """Masters and weights of the step that is edited become the mean of several: that of the fp32
     masters, and the weights are rounded from it. Counters and schedule stay."""

@@ -6,7 +6,6 @@ What reads logs is imported where it is used: most surgeries leave them alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.operations.events import marks_at
 from ckptsurgeon.operations.section import Changes
 from ckptsurgeon.plans.edits import AnyChange, Aside, Rewrite
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.plans.log_fields import LOGS, TENSORBOARD
 from ckptsurgeon.run.log_numbers import doubtful, not_known, tied
 from ckptsurgeon.run.run import Run
@@ -91,7 +91,7 @@ def leave_alone() -> Hint:
     )
 
 
-@dataclass(frozen=True)
+@held
 class _Carried:
     """The files here that have what is carried, and what becomes of this run for that."""
 

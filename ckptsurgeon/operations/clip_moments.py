@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -27,6 +26,7 @@ from ckptsurgeon.operations.limits import Limits
 from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.plans.sources import Source
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.arithmetic import ITEM, floats
@@ -35,7 +35,7 @@ SLICE = 1 << 20
 """Elements that are looked at together."""
 
 
-@dataclass(frozen=True)
+@held
 class ClipMoments(Section):
     """Entries of a parameter's exp_avg_sq above a limit become it. Where one does, exp_avg is
     multiplied by the root of the share that is left, so the next update stays what it was."""

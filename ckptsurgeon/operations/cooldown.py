@@ -6,7 +6,7 @@ Sources: MiniCPM 2404.06395 §4 (a decay of 10 % of the steps), Hägele et al. 2
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, ClassVar
 
@@ -28,10 +28,11 @@ from ckptsurgeon.operations.rewarm import samples_of
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.operations.setter import SCHEDULE
 from ckptsurgeon.operations.skip import Skip
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.run import Run
 
 
-@dataclass(frozen=True)
+@held
 class Cooldown(Section):
     """The rate goes down from that of the next step, and then stays there."""
 

@@ -6,7 +6,7 @@ What reads and writes event files is imported where it is used: most surgeries t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -20,6 +20,7 @@ from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import COUNT
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.plans.log_fields import LOGS, TENSORBOARD
 from ckptsurgeon.plans.promise import Caveat
 from ckptsurgeon.run.beside import beside
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 ORDERS = ("wall", "mtime", "name")
 
 
-@dataclass(frozen=True)
+@held
 class TensorBoard(Section):
     """Event files are cut by lineage, at the rollback step or `after`, or their tags renamed.
 

@@ -6,7 +6,6 @@ Source: Marin, docs/reports/marin-32b-retro.md, where optimizer state was rebuil
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -29,11 +28,12 @@ from ckptsurgeon.operations.limits import COUNT
 from ckptsurgeon.operations.other_step import refuse_incomplete, refuse_unsound
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change, Computed
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.other import open_other
 from ckptsurgeon.run.run import Run
 
 
-@dataclass(frozen=True)
+@held
 class Graft(Section):
     """exp_avg, exp_avg_sq and Adam's step become those of another step; masters and weights stay.
     With `only` or `params` the step, which others share, stays as well."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError, count
@@ -21,13 +20,14 @@ from ckptsurgeon.operations.limits import EPS, RATE, SHARE
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.run import Run
 
 PLURAL = {"beta1": ("betas", 0), "beta2": ("betas", 1), "beta3": ("betas", 2)}
 """Keys that are one number of several."""
 
 
-@dataclass(frozen=True)
+@held
 class GroupSettings(Section):
     """Wanted values for the param groups whose parameters match `params`, in every shard.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from ckptsurgeon.errors import UsageError
@@ -27,12 +26,13 @@ from ckptsurgeon.operations.limits import (
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.operations.setter import Setter, short
 from ckptsurgeon.plans.edits import AnyChange
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.run import Run
 
 DECAY_STYLES = ("constant", "linear", "cosine")
 
 
-@dataclass(frozen=True)
+@held
 class Hyperparameters(Section):
     """Wanted values, in every place of every shard. A text such as `0.5x` scales the present one.
     `settings` are the numbers that have no key of their own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -27,6 +27,7 @@ from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import COUNT
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.log_numbers import counts_steps
 from ckptsurgeon.run.other import open_other
 from ckptsurgeon.run.run import Run
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.logs.source import LogSource
 
 
-@dataclass(frozen=True)
+@held
 class Logs(Section):
     """In a rollback the logs that are no event files are cut as those are. `after` and `rename`
     are for all that the run has; what decides where event files prove nothing is said in

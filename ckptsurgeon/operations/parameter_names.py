@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ckptsurgeon.files.plain_yaml import unknown_key
 from ckptsurgeon.formats.tensors.row_order import HERE, THERE
 from ckptsurgeon.hints import Hint, again
 from ckptsurgeon.operations.refusals import Refusals
+from ckptsurgeon.plans.frozen import held
 
 PAGE = "docs/transplant.md"
 FOLDER = Path(__file__).with_name("names")
@@ -33,7 +34,7 @@ Size = str | int
 """How many, or one of SIZES."""
 
 
-@dataclass(frozen=True)
+@held
 class Origin:
     """The parameters of the source whose rows, one after another, are those of one here. Of one
     that is split, this one's are at `index` among those of `siblings`. Rows come in so many
@@ -68,7 +69,7 @@ class Origin:
 EITHER = "either"
 
 
-@dataclass(frozen=True)
+@held
 class Names:
     """The rules of a page. Without any, names are the same in both runs."""
 

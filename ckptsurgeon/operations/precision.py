@@ -6,7 +6,6 @@ BLOOM, which left fp16 for bf16: a run whose loss scale collapses has no other w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -23,10 +22,11 @@ from ckptsurgeon.operations.place_changes import of_settings
 from ckptsurgeon.operations.scale import Scale
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change, Computed, NewName, Renamed
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.run import Run
 
 
-@dataclass(frozen=True)
+@held
 class Precision(Section):
     """Weights become their fp32 masters, rounded to nearest even, in the dtype `to`; what only the
     old precision has (a loss scaler) goes, and files get the names that the new one looks for.

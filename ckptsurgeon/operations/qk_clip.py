@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError
@@ -24,12 +23,13 @@ from ckptsurgeon.hints import command
 from ckptsurgeon.operations.fields import Fields
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import Limits
+from ckptsurgeon.plans.frozen import held
 
 SLACK = 1e-3
 """A share by which rounding leaves a scaled head above the threshold: it is not scaled again."""
 
 
-@dataclass(frozen=True)
+@held
 class QkClip(Fields):
     """Heads whose largest logit is estimated above `threshold`, as `sigmas` times its root mean
     square by the weights."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.section import Section
+from ckptsurgeon.plans.frozen import held
 
 
-@dataclass(frozen=True)
+@held
 class Relaunch(Section):
     """What `--relaunch` starts: ranks on this machine, and more arguments for the trainer."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, count
@@ -14,10 +13,11 @@ from ckptsurgeon.hints import command
 from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange, Change, Elements
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.run import Run
 
 
-@dataclass(frozen=True)
+@held
 class Replicas(Section):
     """Weights, fp32 masters and both moments of every parameter that is whole on each rank and not
     equal on all: each the mean of its copies in float64."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
 import typer
@@ -29,6 +29,7 @@ from ckptsurgeon.operations.place_changes import of_column
 from ckptsurgeon.operations.rewarm import Hold, Ramp, Rewarm, window
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import ABSENT, ZEROS, AnyChange, Change
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.run import Run
 
 MEANT = {
@@ -39,7 +40,7 @@ MEANT = {
 """What other programs call it."""
 
 
-@dataclass(frozen=True)
+@held
 class Moments(Fields):
     """What narrows a reset of the moments: `only` exp_avg, `params` whose names match."""
 
@@ -55,7 +56,7 @@ class Moments(Fields):
     ] = None
 
 
-@dataclass(frozen=True)
+@held
 class Reset(Section):
     """What is reset; fp32 masters, schedule and counters are not touched.
 

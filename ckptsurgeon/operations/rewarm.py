@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import typer
@@ -18,10 +17,11 @@ from ckptsurgeon.operations.limits import Limits
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.operations.skip import Skip
 from ckptsurgeon.plans.edits import Change
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.run import Run
 
 
-@dataclass(frozen=True)
+@held
 class Rewarm(Section):
     """For `iterations` trained iterations the moments fill while the weights stay (`hold`), or the
     rate rises from 0 to its schedule (`ramp`). 0 iterations close a window that is open.

@@ -5,7 +5,6 @@ Sources: Gupta et al. 2308.04014, Ibrahim et al. 2403.08763 (re-warming and re-d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError, count
@@ -17,10 +16,11 @@ from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import COUNT, Limits
 from ckptsurgeon.operations.place_changes import PlaceChanges
 from ckptsurgeon.operations.section import Changes, Recipe, Section
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.run import Run
 
 
-@dataclass(frozen=True)
+@held
 class RewarmSchedule(Section):
     """From 0 to the peak `to` in `warmup` trained iterations, then along `shape` to `min_lr` in
     `decay` more: the scheduler stands at its start again. What is not given stays."""

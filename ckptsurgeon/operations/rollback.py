@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -38,6 +37,7 @@ from ckptsurgeon.plans.edits import (
     Rewrite,
     Span,
 )
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.run import Run
 
 WEIGHTS = re.compile(r"(?:pytorch_|adapter_)?model\b.*\.(?:safetensors|bin|pt|pth)")
@@ -46,7 +46,7 @@ LAST = re.compile(r"(?:^|[-_.])(?:last|latest)(?:$|[-_.])")
 """What a link is called that leads to the newest step, as ms-swift's `last-checkpoint`."""
 
 
-@dataclass(frozen=True)
+@held
 class Rollback(Section):
     """Back to step `to`: newer checkpoints go to the attic, the pointers name `to`.
 
@@ -88,7 +88,7 @@ class Rollback(Section):
         return [*asides, *changes, *links, *forgotten], [*warnings, *notes]
 
 
-@dataclass(frozen=True)
+@held
 class Repair(Section):
     """The pointers name step `to`, or the newest complete checkpoint; no checkpoint moves."""
 

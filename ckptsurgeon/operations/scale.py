@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import typer
@@ -33,13 +33,14 @@ from ckptsurgeon.operations.qk_clip import QkClip
 from ckptsurgeon.operations.reset import Moments, Reset
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import Change
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.run import Run
 
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2}
 """What becomes of a moment where every gradient is `by` times as large."""
 
 
-@dataclass(frozen=True)
+@held
 class Scale(Section):
     """The weights of the parameters whose names match `params` become `by` times what they were,
     computed on the fp32 masters and rounded from them; with `qk_clip` the queries and keys of those

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -19,6 +19,7 @@ from ckptsurgeon.operations.key import Key
 from ckptsurgeon.operations.limits import MAX_COUNT
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import AnyChange, Change
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.plans.plan import Receipt
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.transaction.receipts import standing
@@ -26,7 +27,7 @@ from ckptsurgeon.transaction.receipts import standing
 NONE_BEFORE = command("status", why="no saved step is before it")
 
 
-@dataclass(frozen=True)
+@held
 class Skip(Section):
     """Ranges to pass over, 1-based, both ends included, as Megatron counts: added to those that are
     there already, unless `clear_skip` forgets these.

@@ -5,7 +5,6 @@ OPT-175B did it at restart 12.41, after faking it for six restarts with values t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from ckptsurgeon.errors import SurgeryError, UsageError
@@ -18,12 +17,13 @@ from ckptsurgeon.operations.reset import Reset
 from ckptsurgeon.operations.rewarm import Rewarm
 from ckptsurgeon.operations.section import Changes, Recipe, Section
 from ckptsurgeon.plans.edits import ABSENT, AnyChange, Change, Renamed
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.run.run import Run
 
 OPTIMIZERS = ("adamw", "sgdw")
 
 
-@dataclass(frozen=True)
+@held
 class SwapOptimizer(Section):
     """Go on with the optimizer `to`, adamw or sgdw; SGDW has a `momentum`, and its buffer begins as
     Adam's exp_avg (`keep`) or empty.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -33,12 +32,13 @@ from ckptsurgeon.operations.transplant_map import ParameterMap, parameter_map
 from ckptsurgeon.operations.transplanted_numbers import COUNTERS, SOURCE, TEMPLATE, numbers
 from ckptsurgeon.operations.transplanted_tensors import Tensors
 from ckptsurgeon.plans.edits import AnyChange, NewStep, NewText, Renamed
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.plans.promise import Promise
 from ckptsurgeon.run.other import open_other
 from ckptsurgeon.run.run import Run
 
 
-@dataclass(frozen=True)
+@held
 class Transplant(Section):
     """Weights, masters, moments, counters and settings become those of `step` of the run `source`,
     element by element and field by field, whatever layout either has."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -13,11 +12,12 @@ from ckptsurgeon.formats.tensors.blocks import Kinds, boxed, every, shape
 from ckptsurgeon.operations.parameter_names import Origin
 from ckptsurgeon.operations.transplanted_tensors import Tensors
 from ckptsurgeon.plans.edits import Key
+from ckptsurgeon.plans.frozen import held
 
 FILLED, FRESH, REFUSED = "filled", "fresh", "refused"
 
 
-@dataclass(frozen=True)
+@held
 class Named:
     """A parameter; `shape` is None where no format says it."""
 
@@ -25,7 +25,7 @@ class Named:
     shape: tuple[int, ...] | None
 
 
-@dataclass(frozen=True)
+@held
 class Mapped(Named):
     """What becomes of the `kinds` of a parameter here: `state` is FILLED, FRESH or REFUSED. `how`
     has what is done to the rows of the `sources`, and `refused` why it can't be filled."""
@@ -37,7 +37,7 @@ class Mapped(Named):
     refused: tuple[SurgeryError, ...] = ()
 
 
-@dataclass(frozen=True)
+@held
 class ParameterMap:
     """Every parameter of step `step`, each in one row or, where weights and moments come from
     different ones, in several; what of the source is `left` behind; how many elements of the

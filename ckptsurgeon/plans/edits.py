@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ckptsurgeon.plans.frozen import frozen
+from ckptsurgeon.plans.frozen import frozen, held
 from ckptsurgeon.plans.queries import Queries
 from ckptsurgeon.plans.sources import Numbers, Range
 from ckptsurgeon.plans.spans import SHORT_GAP, rows, total
@@ -110,7 +110,7 @@ def each_path(path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     return product(*(step.keys if isinstance(step, Each) else (step,) for step in path))
 
 
-@dataclass(frozen=True)
+@held
 class Change:
     """One field in one place, or in several of one file that have the same old and new value.
 
@@ -144,25 +144,25 @@ class Change:
         return [replace(self, path=path) for path in self.paths()]
 
 
-@dataclass(frozen=True)
+@held
 class NewText(Change):
     """A small file of text, as a pointer is, whose whole text becomes `new`; `old` is None where
     it is not there yet. It has no `path`."""
 
 
-@dataclass(frozen=True)
+@held
 class NewName(Change):
     """A file that gets the name `new`, a `Renamed`, in its folder; it has no `path`."""
 
 
-@dataclass(frozen=True)
+@held
 class NewStep(NewName):
     """The folder of a step, or one of its files, by whose new name it is step `step`."""
 
     step: int = 0
 
 
-@dataclass(frozen=True)
+@held
 class Aside:
     """A checkpoint or a log that goes to the attic as it is."""
 
@@ -237,7 +237,7 @@ class Link:
         return len(os.fsencode(self.target))
 
 
-@dataclass(frozen=True)
+@held
 class Rewrite:
     """A file that gets new bytes, or a new one when `new_file`."""
 
@@ -248,7 +248,7 @@ class Rewrite:
     new_file: bool = False
 
 
-@dataclass(frozen=True)
+@held
 class Relink:
     """A symbolic link that leads to `new` in place of `old`: both are the text of the link, or ""
     where there is a file."""

@@ -6,14 +6,15 @@ Paths are as in `edits`. Each value survives JSON and `from_json`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ckptsurgeon.plans.edits import AnyChange, Edit, Inverse
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.plans.promise import Promise
 
 
-@dataclass(frozen=True)
+@held
 class Fingerprint:
     """A file (or directory) as it was when the plan was made; compared right before the commit."""
 
@@ -24,7 +25,7 @@ class Fingerprint:
     mtime_ns: int
 
 
-@dataclass(frozen=True)
+@held
 class Plan:
     """The changes, the edits they render to, the fingerprints they assume, and the promise.
 
@@ -59,7 +60,7 @@ class Plan:
         return not self.edits
 
 
-@dataclass(frozen=True)
+@held
 class Receipt:
     """An applied plan, kept. `inverse` are the edits that bring back the state before, in order.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import TypeAlias
+
+from ckptsurgeon.plans.frozen import held
 
 Epsilon: TypeAlias = float | tuple[float | None, ...] | None
 """What an optimizer adds to its denominators: Adafactor has two."""
@@ -23,7 +25,7 @@ class Caveat(str):
         return self
 
 
-@dataclass(frozen=True)
+@held
 class Promise:
     """What the trainer will really use at `step` = N + 1.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsurgeon.errors import UsageError
+from ckptsurgeon.plans.frozen import frozen
 
 SCHEMES = "s3|gs|gcs|az|abfss?|r2|weka|msc|hf|oss|cos|https?|hdfs"
 """Where others keep checkpoints."""
@@ -14,7 +14,7 @@ URL = re.compile(rf"({SCHEMES}):(?:/+([^/]*)/*(.*))?", re.DOTALL)
 """Also as a path has it, which keeps one of two slashes, and none at its end."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Address:
     """The objects of `bucket` below `prefix`, which has no slash at its ends."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from ckptsurgeon.hints import Hint, text
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.report.terminal import colored
 
 GREEN, YELLOW, RED = "32", "33", "31"
@@ -18,7 +18,7 @@ MANY = 6
 """So many names of one kind are listed; of more, the first three and the last."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Style:
     """How wide a line may be, and whether colours are wanted."""
 
@@ -35,7 +35,7 @@ class Style:
         return f"\033[{code}m{text}\033[0m" if self.color and code else text
 
 
-@dataclass(frozen=True)
+@frozen
 class Row:
     """One line of a table: label, text, a note in a column of its own, and the sign of a change."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ckptsurgeon.formats.optimizers.table import TABLE, Known
 from ckptsurgeon.formats.step_folders import is_link, number_of
 from ckptsurgeon.hints import Hint, again, command
 from ckptsurgeon.plans.edits import Move, relative
+from ckptsurgeon.plans.frozen import held
 from ckptsurgeon.plans.plan import Fingerprint, Receipt
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run import moved, search, step_names, writers
@@ -36,7 +37,7 @@ CONFIG = "train.yaml"
 """The config that the bundled trainer leaves in its run."""
 
 
-@dataclass(frozen=True)
+@held
 class Run:
     """The run rooted at `root`, the folder of its checkpoints. Reads only; finds, never guesses.
 

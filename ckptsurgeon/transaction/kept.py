@@ -15,12 +15,12 @@ import os
 import stat
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import disk, whole_file
 from ckptsurgeon.plans.edits import Content, Edit, Inverse, Move, Replace, Tail, Truncate
+from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.remote import reads
 from ckptsurgeon.transaction.digests import tail_digest
 from ckptsurgeon.transaction.home import HOME, RECEIPTS, in_attic
@@ -91,7 +91,7 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-@dataclass(frozen=True)
+@frozen
 class Compared:
     """What an undo finds of the files that it brings back: those that were `changed`, as they came,
     went, or have another size or sha256; and those of the same size that were written since or
