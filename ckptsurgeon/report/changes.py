@@ -15,11 +15,15 @@ from ckptsurgeon.plans.edits import (
     Change,
     Computed,
     NewName,
+    NewText,
     Relink,
     Rewrite,
 )
 from ckptsurgeon.report.style import MANY, Row, arrow, clean, names, value
 from ckptsurgeon.transaction.home import stored_run
+
+LONG = 300
+"""Characters of a text, as of Ray's list, of which a row tells no more than how many there are."""
 
 
 def changes(
@@ -79,6 +83,8 @@ def _changed(label: str, items: Sequence[Change], back: bool) -> list[Row]:
         sign, text = "~", arrow(label, old, new)
         if old in (None, ABSENT, [], (), "") and new not in (None, ABSENT):
             sign, text = "+", value(label, new)
+        elif isinstance(group[0], NewText) and max(sizes := [len(str(old)), len(str(new))]) > LONG:
+            text = f"{sizes[0]} → {count(sizes[1], 'character')}"
         files = len({item.file for item in group})
         if isinstance(group[0], NewName):
             note = "" if files == 1 else f"and {count(files - 1, 'other file')}"

@@ -28,6 +28,7 @@ from ckptsurgeon.formats.described.draft_contents import (
 )
 from ckptsurgeon.formats.described.draft_names import DIGITS, Group, groups
 from ckptsurgeon.formats.described.file_pattern import listed_in
+from ckptsurgeon.formats.described.ray_list import NAME as RAY
 from ckptsurgeon.formats.fields.constants import ODD, TORCH
 from ckptsurgeon.formats.places.json_beside import is_json
 from ckptsurgeon.plans.frozen import frozen
@@ -115,7 +116,10 @@ def draft(run: Path) -> Draft:
             if not group.numbered and group not in last
         ]
     page |= _pointer(run, first, unsure)
-    if "pointer" not in page and "last" not in page:
+    above = {each for path in first.files for each in path.parents if each.is_relative_to(run)}
+    if any(disk.is_file(each / RAY) for each in above):
+        unsure.append(f"Ray Train resumes by {RAY}, which is led to the step without a `pointer`")
+    elif "pointer" not in page and "last" not in page:
         unsure.append("there is no pointer: a restart is taken to load the highest step")
         if "{step}" in first.pattern.partition("/")[0]:
             unsure.append(

@@ -22,8 +22,8 @@ WORDS = {
 """What stands before a number that is one of these."""
 DATE = re.compile(
     r"(?<!\d)20\d\d(?:(?P<dash>[-_.])\d\d(?P=dash)\d\d(?!\d)"
-    r"(?:[-_+T.@ ]*\d\d[-_.h]?\d\d(?:[-_.m]?\d\d)?(?!\d)(?:[-_+.]\d\d(?!\d))?)?"
-    r"|\d{4}[-_+T.]\d{4}(?:\d\d)?(?!\d))"
+    r"(?:[-_+T.@ ]*\d\d[-_.h]?\d\d(?:[-_.m]?\d\d(?:\.\d{3,9})?)?(?!\d)(?:[-_+.]\d\d(?!\d))?)?"
+    r"|\d{4}[-_+T.]\d{4}(?:\d\d(?:\.\d{3,9})?)?(?!\d))"
 )
 """When a step was saved, in the name of its file: its seconds begin again at each minute."""
 LAST = re.compile("last|latest|current|newest|resume", re.I)

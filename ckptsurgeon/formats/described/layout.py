@@ -19,9 +19,10 @@ from ckptsurgeon.formats.described.copied import Copied
 from ckptsurgeon.formats.described.description import FILE, OLDER, RESUME, Content, KeyPath, Pointer
 from ckptsurgeon.formats.described.file_pattern import FilePattern
 from ckptsurgeon.formats.described.name_pattern import NamePattern
+from ckptsurgeon.formats.described.ray_list import NAME, Listed, alone
 from ckptsurgeon.formats.described.reading import flattened, opened
 from ckptsurgeon.formats.described.sharded import beginnings, begun, weights_of
-from ckptsurgeon.formats.described.steps import DescribedSteps, Shard
+from ckptsurgeon.formats.described.steps import Shard
 from ckptsurgeon.formats.fields.values import Rival
 from ckptsurgeon.formats.layout import Paged, leads_out, outside
 from ckptsurgeon.formats.megatron.dist import common_state
@@ -34,14 +35,15 @@ ENDING = 1 << 20
 """Bytes at the end of a torch file that hold its directory."""
 
 
-class Described(DescribedSteps, Paged):
+class Described(Listed, Paged):
     """The format of one page."""
 
     # --- what a restart loads --------------------------------------------------------------------
 
     def pointer_files(self, run: Path) -> list[Path]:
-        """The text file that names a step, and of each kind of copy the newest."""
+        """The text file that names a step, and of each kind of copy the newest; Ray's list."""
         return [
+            *self.lists(run),
             *self._texts(run),
             *(path for pattern in self.description.last for path in _newest(pattern, run)),
         ]
@@ -54,8 +56,8 @@ class Described(DescribedSteps, Paged):
 
     def pointers(self, run: Path, step: int) -> Mapping[Path, str | Path]:
         """The text, and every copy or link with the shard of its rank that it must be a copy of or
-        lead to: whichever a restart picks, it is this step."""
-        out: dict[Path, str | Path] = {}
+        lead to: whichever a restart picks, it is this step. Ray's list is led to it too."""
+        out: dict[Path, str | Path] = {**self.relisted(run, step)}
         shards = self._shards(run, step)
         folders = any(pattern.folder for pattern in self.description.last)
         for file in self._texts(run):
@@ -109,10 +111,10 @@ class Described(DescribedSteps, Paged):
 
     def forked(self, said: str, folder: Path) -> str:
         """Below the key of the fork. On a disk that is its path, where the run's is one; else that
-        of the run, but for the last name, which is the folder's."""
+        of the run, but for the last name, which is the folder's. Ray's list has its one step."""
         page = self.description.pointer
         if page is None or not page.by_key:
-            return said
+            return alone(said)
         key, named = _split(page, said)
         own = reads.key(folder)
         if own is None and _is_folder(key):
@@ -159,6 +161,8 @@ class Described(DescribedSteps, Paged):
     def pointed(self, pointer: Path) -> int | None:
         """The step in the text, or in the copy."""
         page = self.description
+        if pointer.name == NAME:
+            return self.named_in(pointer)
         if page.pointer and pointer.name == page.pointer.file and FILE in page.pointer.text:
             said = page.pointer.file_in(text(pointer) or "")
             steps = {step for step, _, _ in self._called(pointer.parent, said)}
