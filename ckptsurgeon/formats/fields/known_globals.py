@@ -56,6 +56,10 @@ EXACT = frozenset(
         f"mmengine.logging.history_buffer.HistoryBuffer{name}"
         for name in ("", ".current", ".max", ".mean", ".min")
     }
+    | {  # and the shape of its OneCycleLR
+        f"mmengine.optim.scheduler.param_scheduler.OneCycleParamScheduler{name}"
+        for name in ("", "._annealing_cos", "._annealing_linear")
+    }
     | {  # what a model is made of that is saved as one object
         f"torch.nn.modules.{name}"
         for name in (

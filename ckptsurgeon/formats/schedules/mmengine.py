@@ -8,6 +8,7 @@ floor, which is found again by the position. Source: `optim/scheduler/param_sche
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,24 @@ KINDS: Mapping[str, frozenset[str]] = {
     "LinearLR": frozenset({"start_factor", "end_factor", "total_iters"}),
     "CosineAnnealingLR": frozenset({"T_max", "eta_min", "eta_min_ratio"}),
     "PolyLR": frozenset({"power", "eta_min", "total_iters"}),
-}
-"""Class → what its state has beside COMMON. The others keep their peak in other ways."""
+    "CosineRestartLR": frozenset(
+        {"periods", "restart_weights", "cumulative_periods", "eta_min", "eta_min_ratio"}
+    ),
+    "OneCycleLR": frozenset(
+        {
+            "eta_max", "div_factor", "final_div_factor", "total_steps", "anneal_func",
+            "_schedule_phases",
+        }
+    ),
+    "ReduceOnPlateauLR": frozenset(
+        {
+            "factor", "min_values", "patience", "cooldown", "cooldown_counter", "rule_worse",
+            "best", "num_bad_epochs", "eps", "monitor", "rule", "threshold", "threshold_rule",
+        }
+    ),
+}  # fmt: skip
+"""Class → what its state has beside COMMON."""
+PLATEAU = "ReduceOnPlateauLR"
 RATE = "lr"
 State = Mapping[str, Any]
 
@@ -51,15 +68,42 @@ def kind(state: State) -> str:
     return next((name for name, keys in KINDS.items() if keys == own), "")
 
 
+def refuse_unknown(states: Iterable[State]) -> None:
+    """Raise SurgeryError where one is of a class of which no rule is known here."""
+    for state in states:
+        if not kind(state):
+            own = ", ".join(sorted(map(str, state.keys() - COMMON)))
+            raise SurgeryError(
+                "what the saved scheduler makes of an lr is not known here: it is one of "
+                f"MMEngine's with {own}",
+                next=AFTER_LOADING,
+            )
+
+
 def words(states: Iterable[State]) -> str:
     """As a person would say it."""
     names = dict.fromkeys(kind(state) or "a scheduler not known" for state in states)
     return f"{', '.join(names)} of MMEngine"
 
 
+def rated(checkpoint: Checkpoint) -> list[Place]:
+    """The schedulers of a rate: others have the momentum."""
+    return [p for p in checkpoint.locate("scheduler") if p.value.get("param_name") == RATE]
+
+
+def top(checkpoint: Checkpoint) -> float:
+    """What `lr` of a recipe sets and scales: the largest peak, or the rate that a metric lowers."""
+    states = [place.value for place in rated(checkpoint)]
+    if states and all(kind(state) == PLATEAU for state in states):
+        return max(checkpoint.rates(), default=0.0)
+    return max(map(peak, states), default=0.0)
+
+
 def peak(state: State) -> float:
-    """The largest rate that it begins with."""
-    return max(map(float, state.get("base_values", ())), default=0.0)
+    """The largest rate that it begins with, or rises to."""
+    highest = state.get("eta_max", state.get("base_values", ()))
+    several = isinstance(highest, (list, tuple))
+    return max(map(float, highest), default=0.0) if several else float(highest)
 
 
 def reschedule(
@@ -67,7 +111,7 @@ def reschedule(
 ) -> tuple[list[Setting], list[str]]:
     """A new `lr`, and a `min_lr` where a scheduler keeps one: in all schedulers of a rate, in the
     param groups, and in what stands for the base of several. See `Checkpoint.reschedule`."""
-    places = [p for p in checkpoint.locate("scheduler") if p.value.get("param_name") == RATE]
+    places = rated(checkpoint)
     states = [place.value for place in places]
     floors = [place for place in places if place.value.get("eta_min") is not None]
     known = {RATE, "min_lr"} if floors else {RATE}
@@ -79,32 +123,36 @@ def reschedule(
                 "show", why="what they keep; all else is in param_scheduler of the config"
             ),
         )
-    top = max(map(peak, states), default=0.0)
-    if top <= 0:
+    old = top(checkpoint)
+    if old <= 0:
         raise SurgeryError(
             "MMEngine's schedulers begin with a rate of 0, or keep none: what they make of another "
             "one is not known",
             next=AFTER_LOADING,
         )
-    new = _Peak(states, values.get(RATE, top) / top, values.get("min_lr"))
-    found = {(*place.path, "base_values"): place for place in places}
+    new = _Peak(states, values.get(RATE, old) / old, values.get("min_lr"))
     settings = [
-        Setting(RATE, Place(at.file, path, at.value["base_values"]), new.bases(at.value))
-        for path, at in found.items()
+        Setting(RATE, Place(at.file, (*at.path, key), at.value[key]), new.each(at.value[key]))
+        for at in places
+        for key in ("base_values", "eta_max")
+        if key in at.value
     ]
     for place in floors:
-        old = Place(place.file, (*place.path, "eta_min"), place.value["eta_min"])
-        settings.append(Setting("min_lr", old, new.floor(place.value)))
-    for file, group in _groups(checkpoint):
-        for key, made in (("lr", new.rate), ("initial_lr", new.base)):
+        floor = Place(place.file, (*place.path, "eta_min"), place.value["eta_min"])
+        settings.append(Setting("min_lr", floor, new.floor(place.value)))
+    cycle = ("max_lr", new.base), ("min_lr", new.base)
+    for file, group in groups(checkpoint):
+        for key, made in (("lr", new.rate), ("initial_lr", new.base), *cycle):
             rate = checkpoint.value(file, (*group, key))
             if is_number(rate):
                 settings.append(Setting(RATE, Place(file, (*group, key), rate), made(float(rate))))
     refuse_rates([each.value for each in settings if each.place.path[-1] == "lr"])
-    return [each for each in settings if each.value != each.place.value], []
+    lowered = any(kind(state) == PLATEAU for state in states) and RATE in values
+    notes = [f"{PLATEAU} keeps this rate until its metric stops improving"] if lowered else []
+    return [each for each in settings if each.value != each.place.value], notes
 
 
-def _groups(checkpoint: Checkpoint) -> Iterator[tuple[Path, tuple[Key, ...]]]:
+def groups(checkpoint: Checkpoint) -> Iterator[tuple[Path, tuple[Key, ...]]]:
     """The param groups, and beside several the one without weights whose rate is logged."""
     bases: dict[tuple[Path, tuple[Key, ...]], None] = {}
     for place in kept_rates(checkpoint):
@@ -121,14 +169,8 @@ class _Peak:
 
     def __init__(self, states: Sequence[State], factor: float, floor: float | None) -> None:
         self._factor, self._floor = factor, floor
+        refuse_unknown(states)
         for state in states:
-            if not kind(state):
-                own = ", ".join(sorted(map(str, state.keys() - COMMON)))
-                raise SurgeryError(
-                    "what the saved scheduler makes of an lr is not known here: it is one of "
-                    f"MMEngine's with {own}",
-                    next=AFTER_LOADING,
-                )
             refuse_low_peak(peak(state) * factor, self.floor(state))
         begun = [state for state in states if state["last_step"] > 0]
         floored = [state for state in begun if self.floor(state) or state.get("eta_min")]
@@ -138,6 +180,15 @@ class _Peak:
                 f"{kind(floored[0])} of MMEngine went towards its eta_min, and "
                 f"{kind(self._last)} went on from there: what both make of another lr is not known "
                 "here",
+                next=AFTER_LOADING,
+            )
+        last = self._last
+        if last is None:
+            return
+        if other := next((s for s in states if s is not last and _moved_within(s, last)), None):
+            raise SurgeryError(
+                f"{kind(other)} of MMEngine moved the rate, too, while {kind(last)} went towards "
+                "its eta_min: what both make of another lr is not known here",
                 next=AFTER_LOADING,
             )
 
@@ -151,8 +202,11 @@ class _Peak:
     def base(self, rate: float) -> float:
         return rate * self._factor
 
-    def bases(self, state: State) -> list[float]:
-        return [self.base(float(rate)) for rate in state["base_values"]]
+    def each(self, rates: Any) -> Any:
+        """Of a number, or of several."""
+        if isinstance(rates, (list, tuple)):
+            return [self.base(float(rate)) for rate in rates]
+        return self.base(float(rates))
 
     def rate(self, rate: float) -> float:
         """Of a group at the position."""
@@ -166,6 +220,26 @@ class _Peak:
 def _left(state: State) -> float:
     """How much of the way from the peak to the floor is left."""
     now = state["last_step"]
-    if kind(state) == "CosineAnnealingLR":
-        return (1 + math.cos(math.pi * now / state["T_max"])) / 2
-    return float((1 - now / state["total_iters"]) ** state["power"])
+    if kind(state) == "PolyLR":
+        return float((1 - now / state["total_iters"]) ** state["power"])
+    length = state.get("T_max", 0)
+    if kind(state) == "CosineRestartLR":
+        ends = state["cumulative_periods"]
+        now = min(now, ends[-1] - 1)  # it stays as it is then
+        at = bisect_right(ends, now)
+        now, length = now - (ends[at - 1] if at else 0), state["periods"][at]
+    return (1 + math.cos(math.pi * now / length)) / 2
+
+
+def _moved_within(other: State, last: State) -> bool:
+    """Whether `other` may have moved the rate after the first step of `last`, which moves nothing.
+    Where one of them counts epochs, by how many updates these have at least, or at most."""
+    begin, end, starts, now = last["begin"] + 1, other["end"], other["begin"], last["_global_step"]
+    if other["by_epoch"] != last["by_epoch"]:
+        updates, epochs = sorted((other["_global_step"], now), reverse=True)
+        if last["by_epoch"]:
+            begin, now = last["begin"] * updates / (epochs + 1) + 1, updates
+        else:
+            longest = updates / epochs if epochs else math.inf
+            starts, end = starts * updates / (epochs + 1), end * longest
+    return bool(end > begin and starts <= now and other["last_step"] >= 0)

@@ -12,7 +12,14 @@ from ckptsurgeon.formats.capabilities import Cools
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.understood import understood
 from ckptsurgeon.formats.fields.values import Decay, Located, Place, Setting
-from ckptsurgeon.formats.schedules import mmengine, saved, torch, torch_classes, torch_cooldown
+from ckptsurgeon.formats.schedules import (
+    mmengine,
+    mmengine_cooldown,
+    saved,
+    torch,
+    torch_classes,
+    torch_cooldown,
+)
 from ckptsurgeon.formats.schedules.check import refuse_several
 from ckptsurgeon.plans.edits import Key
 
@@ -61,7 +68,9 @@ class TorchSchedulers(Checkpoint, Cools):
             return self.placed(settings), notes
 
     def decaying(self, decay: Decay) -> tuple[list[Setting], list[str]]:
-        """What a cooldown makes of torch's scheduler."""
+        """What a cooldown makes of torch's scheduler, or of MMEngine's."""
+        if mmengine.is_one(self.saved_schedule()):
+            return mmengine_cooldown.cooldown(self, decay)
         if not torch_classes.is_torch(self.saved_schedule()):
             raise Cools.lacking(self)
         return torch_cooldown.cooldown(self, decay)
@@ -80,7 +89,7 @@ class TorchSchedulers(Checkpoint, Cools):
             ) else None
         if mmengine.is_one(schedule):
             states = [place.value for place in self.locate("scheduler")]
-            return mmengine.words(states), mmengine.peak(schedule)
+            return mmengine.words(states), mmengine.top(self)
         if schedule is not None:
             return UNKNOWN, None
         unseen = saved.is_unseen(self, schedule)
