@@ -103,8 +103,10 @@ def is_required(kind: type[Fields], name: str) -> bool:
 
 
 def _is_default(item: dataclasses.Field[Any], value: Any) -> bool:
-    made = item.default_factory
-    return value is item.default or (made is not dataclasses.MISSING and value == made())
+    if item.default_factory is dataclasses.MISSING:
+        return value is item.default
+    made = item.default_factory()
+    return type(value) is type(made) and bool(value == made)
 
 
 def full_key(kind: type[Fields], name: str) -> str:

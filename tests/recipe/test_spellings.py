@@ -133,6 +133,12 @@ def test_numbers_of_numpy_and_tuples_are_taken() -> None:
     assert Reset(reset=("moments",)).reset == ["moments"]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [numpy.array([]), numpy.array(["moments"]), None, {}])
+def test_a_list_is_made_of_no_array(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"`reset` is .*, and not a list of texts"):
+        Reset(reset=value)
+
+
 @pytest.mark.parametrize("value", [object(), b"0.5", 1j, {1}, [0.5], numpy.True_])
 def test_anything_else_is_a_usage_error(value: Any) -> None:
     for make in (lambda: Hyperparameters(lr=value), lambda: Moments(only=value)):
