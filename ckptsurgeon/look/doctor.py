@@ -9,7 +9,7 @@ from ckptsurgeon import look
 from ckptsurgeon.errors import NotUnderstood, SurgeryError, first_few, why_unread
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.capabilities import HasReplicas
-from ckptsurgeon.formats.layout import HasHazards
+from ckptsurgeon.formats.layout import CountsSaves, HasHazards
 from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.logs.curves import Curves
 from ckptsurgeon.look import log_end, retention
@@ -118,7 +118,7 @@ def _way_back(run: Run, step: int) -> Hint:
 
 def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Finding]:
     """Adam's step is the iteration less the skipped ones, or what a surgery made of either. Where
-    steps count saves, only one that was lost is found."""
+    steps count saves, or iterations of several updates, only one that was lost is found."""
     state = checkpoint.state()
     promise, step = state.promise, state.promise.adam_step
     if step is None or promise.not_understood.keys() & {"skip", "iteration"}:
@@ -136,6 +136,8 @@ def _adam_step(run: Run, checkpoint: Checkpoint) -> list[Finding]:
             )
         ]
     if not checkpoint.numbered or _counted_anew(run):
+        return []
+    if step > taken and isinstance(run.format, CountsSaves):
         return []
     if abs(step - taken) > 1:  # 16-bit wrappers without ZeRO count one more
         return [

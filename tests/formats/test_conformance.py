@@ -23,6 +23,7 @@ from tests.support import (
     detectron2_loop,
     epoch_runs,
     lerobot_files,
+    more_described_runs,
     nemo_rl,
     prime_rl,
 )
@@ -54,6 +55,9 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "mmengine-epochs": partial(described_runs.mmengine, by="epoch"),
     "detectron2": detectron2_loop.run,
     "detectron2-plain": partial(detectron2_loop.run, plain=True),
+    "coqui": more_described_runs.coqui,
+    "nerfstudio": more_described_runs.nerfstudio,
+    "rsl-rl": more_described_runs.rsl_rl,
 }
 """Format without a column in the table, or page → how a run is made. The pages that are not here
 take their library."""
