@@ -97,6 +97,26 @@ def test_zeroed_moments_cost_no_bytes_and_touch_no_file(tmp_path: Path) -> None:
     assert len(list((root / "step-6").glob("__ckptsurgeon_*.distcp"))) == 2
 
 
+def test_rates_that_are_tensors(tmp_path: Path) -> None:
+    """As torch.compile wants them: each is a value of its own in the folder."""
+    root = torchtitan(tmp_path, lr=torch.tensor(1e-3))
+    before, plain = snapshot(root), resumed_titan(root, lr=torch.tensor(1e-3))
+    plan = operate(root, {"set": {"lr": 5e-4}})
+    trainer = resumed_titan(root, lr=torch.tensor(1e-3))
+    assert plan.promise is not None and plan.promise.lr == float(trainer.used()["lr"][0])
+    for _ in range(3):
+        mine, theirs = (float(each.used()["lr"][0]) for each in (trainer, plain))
+        assert mine == pytest.approx(theirs / 2)
+        trainer.update()
+        plain.update()
+    take_back(root, before)
+    first = float(resumed_titan(root, lr=torch.tensor(1e-3)).used()["lr"][0])
+    plan = surgery.plan(Run.open(root), from_data({"cooldown": {"steps": 2}}))
+    surgery.apply(Run.open(root), plan)
+    schedule = resumed_titan(root, lr=torch.tensor(1e-3)).schedule
+    assert [float(rate) for rate in schedule.base_lrs] == [first] * 2
+
+
 def test_the_moments_of_some_parameters_become_zero(tmp_path: Path) -> None:
     root = torchtitan(tmp_path)
     operate(root, {"reset": ["moments"], "moments": {"params": r"^0\."}})

@@ -60,7 +60,8 @@ KINDS = {
 def parts(name: str, rate: Any = PEAK) -> tuple[torch.nn.Module, Any, Any]:
     torch.manual_seed(5)
     model = torch.nn.Sequential(torch.nn.Linear(4, 2))
-    adam = torch.optim.AdamW(model.parameters(), lr=rate)
+    own = rate.clone() if isinstance(rate, torch.Tensor) else rate  # a scheduler writes into it
+    adam = torch.optim.AdamW(model.parameters(), lr=own)
     return model, adam, KINDS[name](adam)
 
 

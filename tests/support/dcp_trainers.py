@@ -27,7 +27,7 @@ class Trainer:
 
     def __init__(
         self,
-        lr: float = 1e-3,
+        lr: Any = 1e-3,
         amsgrad: bool = False,
         heads: tuple[str, str, str, str] | None = None,
     ) -> None:
@@ -85,8 +85,8 @@ def _titan_state(trainer: Trainer, step: int, old: bool) -> dict[str, Any]:
     }
 
 
-def torchtitan(root: Path, *, old: bool = True) -> Path:
-    trainer = Trainer()
+def torchtitan(root: Path, *, old: bool = True, lr: Any = 1e-3) -> Path:
+    trainer = Trainer(lr)
     for step in range(1, STEPS[-1] + 1):
         trainer.update()
         if step in STEPS:
@@ -95,13 +95,13 @@ def torchtitan(root: Path, *, old: bool = True) -> Path:
     return root
 
 
-def resumed_titan(root: Path, *, old: bool = True, lr: float = 1e-3) -> Trainer:
+def resumed_titan(root: Path, *, old: bool = True, lr: Any = 1e-3) -> Trainer:
     """What torchtitan has after it loaded the highest step."""
     step = max(int(path.name.partition("-")[2]) for path in root.glob("step-*"))
     return loaded_titan(FileSystemReader(root / f"step-{step}"), old=old, lr=lr)
 
 
-def loaded_titan(reader: StorageReader, *, old: bool = True, lr: float = 1e-3) -> Trainer:
+def loaded_titan(reader: StorageReader, *, old: bool = True, lr: Any = 1e-3) -> Trainer:
     """What it has after it loaded a step by this reader."""
     trainer = Trainer(lr)
     trainer.update()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -72,9 +71,7 @@ class ScheduledCheckpoint(TorchSchedulers, DcpCheckpoint, AdjustsGroups):
 
     def _cut_up(self, path: tuple[Key, ...]) -> list[Any]:
         """The numbers of a list of tensors, each of which has a name; of anything else none."""
-        first, items = ".".join(map(str, path)), self.saved.items
-        names = takewhile(items.__contains__, (f"{first}.{i}" for i in count()))
-        return [place.value for n in names if items[n].is_tensor for place in self.scalar(n)]
+        return [place.value for place in self.listed(".".join(map(str, path)))]
 
     def _named(self, path: tuple[Key, ...]) -> tuple[Key, ...]:
         """The name of a value, as torch joins it of keys and numbers, and what is inside of it."""

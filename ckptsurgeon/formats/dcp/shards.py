@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import count as counted
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,12 @@ class DcpShards(Checkpoint, NamesMoments, HasWeights, HasArchives):
         if items is None:
             return []
         return self.at(saved.path, (name, 0) if items.is_tensor else (name,), wins)
+
+    def listed(self, name: str) -> list[Place]:
+        """The place of each number of a list of tensors, which torch gives a name each."""
+        items = self.saved.items
+        names = takewhile(items.__contains__, (f"{name}.{i}" for i in counted()))
+        return [place for each in names if items[each].is_tensor for place in self.scalar(each)]
 
     def moments(self, name: str) -> list[Place]:
         """Every tensor with `name` in its own; one of one element is a tensor too."""

@@ -54,9 +54,9 @@ class TorchtitanCheckpoint(DcpCheckpoint, CountsMore):
         settings += [
             Setting("lr", p, scaled(p.value, new / peak)) for p in self.locate("initial_lr")
         ]
-        bases = self.scalar("lr_scheduler.base_lrs")
-        for place in (*bases, *self.scalar("lr_scheduler._last_lr")):
-            settings.append(Setting("lr", place, [scaled(v, new / peak) for v in place.value]))
+        bases = self._rates("base_lrs")
+        for place in (*bases, *self._rates("_last_lr")):
+            settings.append(Setting("lr", place, _each(place.value, new / peak)))
         if bases:
             return settings, []
         return settings, [
@@ -80,27 +80,30 @@ class TorchtitanCheckpoint(DcpCheckpoint, CountsMore):
             f"--lr_scheduler.decay_type {shape} --lr_scheduler.min_lr_factor {decay.to / rate!r} "
             "--lr_scheduler.warmup_steps 0"
         )
-        bases, share = self.scalar("lr_scheduler.base_lrs"), rate / self.peak()
+        bases, share = self._rates("base_lrs"), rate / self.peak()
         if share == 1.0 or not bases:
             words += "" if share == 1.0 else f" {self.options['lr']} {rate!r}"
             raise SurgeryError(
                 f"{self.trainer} computes the schedule from its own config at every step",
                 next=f"relaunch the trainer with {words}",
             )
-        rates = [list(place.value) for place in self.scalar("lr_scheduler._last_lr")]
-        settings = [
-            Setting("lr", place, rates[0] if rates else [scaled(v, share) for v in place.value])
-            for place in bases
-        ]
+        rates = [place.value for place in self._rates("_last_lr")]
+        rates = rates or [_each(place.value, share) for place in bases]
+        settings = [Setting("lr", place, rate) for place, rate in zip(bases, rates, strict=True)]
         settings += [Setting("lr", p, scaled(p.value, share)) for p in self.locate("initial_lr")]
         return settings, [f"relaunch with {words}: the shape of the decay is in its config"]
 
     def peak(self) -> float:
         """What the schedule is a factor of."""
-        bases = self.scalar("lr_scheduler.base_lrs")
-        rates = [rate for place in bases for rate in place.value]
+        bases = [place.value for place in self._rates("base_lrs")]
+        rates = [r for base in bases for r in (base if isinstance(base, list) else [base])]
         rates = rates or [place.value for place in self.locate("initial_lr")]
         return float(max(rates or [place.value for place in self.locate("lr")]))
+
+    def _rates(self, key: str) -> list[Place]:
+        """A list of its LambdaLR's, or each of its numbers where rates are tensors."""
+        name = f"lr_scheduler.{key}"
+        return self.scalar(name) or self.listed(name)
 
     def next_rate(self) -> float:
         """The groups' own: a resume goes on with it before the schedule steps."""
@@ -116,3 +119,8 @@ class TorchtitanCheckpoint(DcpCheckpoint, CountsMore):
         rates = self.agreed("lr")
         differ = [f"parameters have different learning rates: {rates}"] if len(rates) > 1 else []
         return [*super().notes(), *differ]
+
+
+def _each(rates: Any, factor: float) -> Any:
+    """A rate times `factor`, or each of a list."""
+    return [scaled(rate, factor) for rate in rates] if isinstance(rates, list) else rates * factor
