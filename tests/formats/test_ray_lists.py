@@ -44,7 +44,11 @@ def run(root: Path, order: tuple[int, ...] = STEPS, inside: str = INSIDE[0]) -> 
         tree = {"opt": adam.state_dict(), "sched": schedule.state_dict(), "global_step": step}
         file = root / folder(step) / inside
         file.parent.mkdir(parents=True)
-        torch.save(tree, file)
+        torch.save(tree if file.parent.name == folder(step) else tree["opt"], file)
+        if file.parent.name != folder(step):
+            torch.save(schedule.state_dict(), file.with_name("scheduler.pt"))
+            state = {"global_step": step, "log_history": [{"step": step - 1}], "max_steps": 9}
+            file.with_name("trainer_state.json").write_text(json.dumps(state))
     held = {
         "ray_version": "2.60.0",
         "checkpoint_results": [result(step) for step in order],
@@ -87,6 +91,7 @@ def test_a_rollback_leads_the_list_to_the_step(
     named = [each["checkpoint_dir_name"] for each in held["checkpoint_results"]]
     assert named == [folder(step) for step in left]
     assert all((root / name / inside).is_file() for name in named)
+    assert sorted(path.name for path in root.glob("checkpoint_2*")) == sorted(named)
     assert held["checkpoint_report_indices"] == [STEPS.index(step) for step in left]
     assert held["latest_checkpoint_result"]["checkpoint_dir_name"] == folder(to)
     assert len(held["pending_training_results"]) == len(held["pending_validation_specs"]) == 1

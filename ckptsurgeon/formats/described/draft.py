@@ -140,8 +140,8 @@ def _further(pattern: str, said: Mapping[str, Any], unsure: list[str]) -> dict[s
 
 def _together(group: Group, first: Group, page: Mapping[str, Any]) -> bool:
     """Whether both are in the folder that a step is."""
-    folder = first.pattern.rpartition("/")[0]
-    return isinstance(page.get("number"), dict) and group.pattern.startswith(f"{folder}/")
+    number = page.get("number")
+    return isinstance(number, dict) and group.pattern.startswith(f"{number['folder']}/")
 
 
 def _as_step(group: Group) -> tuple[bool, bool, int, int]:
@@ -230,7 +230,7 @@ def _number(
         )
     if len(counters) > 1:
         _which(counters, unsure)
-    folder, _, name = group.pattern.rpartition("/")
+    folder, name = _of_step(group.pattern)
     if "*" in folder or "{" in folder:  # all that is in it leaves with the step
         return {"number": {"folder": folder, "file": name, "keys": list(counters[0])}}
     return {"number": list(counters[0])}
@@ -259,8 +259,18 @@ def _number_beside(
             keys = [each for _, each, _ in found]
             if len(keys) > 1:
                 _which(keys, unsure)
-            return {"folder": folder, "file": name, "keys": list(keys[0])}
+            above, name = _of_step(other.pattern)
+            return {"folder": above, "file": name, "keys": list(keys[0])}
     return {}
+
+
+def _of_step(pattern: str) -> tuple[str, str]:
+    """The folder that a step is, and the file from there: `checkpoint_*/checkpoint/optimizer.pt`
+    is of the first one, as what is called alike in each step is a part of it."""
+    *folders, name = pattern.split("/")
+    told = [i for i, each in enumerate(folders) if "*" in each or "{" in each]
+    depth = told[-1] + 1 if told else len(folders)
+    return "/".join(folders[:depth]), "/".join([*folders[depth:], name])
 
 
 def _which(counters: Sequence[KeyPath], unsure: list[str]) -> None:

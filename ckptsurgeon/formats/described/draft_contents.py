@@ -83,8 +83,15 @@ def contents(path: Path, loader: str) -> Contents:
         elif list(keys) not in found.setdefault(kind, []):
             found[kind].append(list(keys))
     if is_json(path) and "schedulers" not in found:  # a config has steps and rates, too
-        return Contents({})
+        own = [each for each in counters if len(each[1]) == 1] if _is_trainers(tree) else []
+        return Contents({}, own)
     return Contents({kind: found[kind] for kind in KINDS if kind in found}, counters)
+
+
+def _is_trainers(tree: Any) -> bool:
+    """Whether it is `trainer_state.json` of transformers: its step is in the name of the folder,
+    but for the one that Ray Train names by the time."""
+    return isinstance(tree, Mapping) and {"global_step", "log_history"} <= set(tree)
 
 
 def is_fastai(path: Path) -> bool:
