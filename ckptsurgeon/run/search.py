@@ -81,9 +81,12 @@ def refuse_none(here: Path, format: str) -> NoReturn:
         command("status", run="RUN", why="RUN is the folder that holds the checkpoints")
     ]
     from ckptsurgeon.formats.described.draft import saves
+    from ckptsurgeon.formats.described.foreign import foreign
 
     if not below and any(True for _ in saves(here)):
         hints.append(command("draft-format", why=DRAFTED))
+    elif not below and (refusal := foreign(here)):
+        raise refusal
     raise UsageError(f"no training run in {here} or above ({SIGNS})", next=hints)
 
 

@@ -15,6 +15,11 @@ LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 """Bytes that no text has."""
 HEAD = 512
+HDF5 = b"\x89HDF\r\n\x1a\n"
+LLM_C = (20240527).to_bytes(4, "little")
+"""The first number of llm.c's `state_<step>_<rank>.bin`."""
+FIRST = {b"data": "Stable-Baselines3", b"metadata.json": "Keras"}
+"""The first record of a zip → whose it is, of those that torch did not write."""
 
 
 def begins_as_torch(path: Path) -> bool:
@@ -23,8 +28,22 @@ def begins_as_torch(path: Path) -> bool:
     head = _head(path)
     if not head.startswith(ZIP):
         return head.startswith(LEGACY)
-    name = head[FIXED : FIXED + int.from_bytes(head[26:28], "little")]
-    return name.endswith(b"/data.pkl")
+    return _first(head).endswith(b"/data.pkl")
+
+
+def another(path: Path) -> str:
+    """The library that saves files which begin so, other than torch; "" where that is not known."""
+    head = _head(path)
+    if head.startswith(ZIP):
+        return FIRST.get(_first(head), "")
+    if head.startswith(LLM_C):
+        return "llm.c"
+    return "Keras" if head.startswith(HDF5) else ""
+
+
+def _first(zipped: bytes) -> bytes:
+    """The name of the first record."""
+    return zipped[FIXED : FIXED + int.from_bytes(zipped[26:28], "little")]
 
 
 def begins_as_text(path: Path) -> bool:

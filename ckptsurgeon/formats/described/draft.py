@@ -28,6 +28,7 @@ from ckptsurgeon.formats.described.draft_contents import (
 )
 from ckptsurgeon.formats.described.draft_names import DIGITS, Group, groups
 from ckptsurgeon.formats.described.file_pattern import listed_in
+from ckptsurgeon.formats.described.foreign import foreign
 from ckptsurgeon.formats.described.ray_list import NAME as RAY
 from ckptsurgeon.formats.fields.constants import ODD, TORCH
 from ckptsurgeon.formats.places.json_beside import is_json
@@ -73,6 +74,8 @@ def draft(run: Path) -> Draft:
                 next="docs/described.md, `groups`    a page by hand, as where they are in "
                 "safetensors; those of LeRobot are known in checkpoints/<step>/",
             )
+        if refusal := foreign(run):
+            raise refusal
         raise UsageError(
             f"no file below {run} holds the state of an optimizer as torch saves it",
             next="-C RUN    RUN is the folder that holds the saved steps",

@@ -15,8 +15,8 @@ DIGITS = re.compile(r"\d{1,18}")
 STEP, RANK, WORLD, EPOCH = "step", "rank", "world", "epoch"
 WORDS = {
     STEP: re.compile(r"(step|steps|iter|iteration|it|update|updates|ba|batch)[-_=.]*$", re.I),
-    RANK: re.compile(r"(rank|shard|proc|worker)[-_=.]*$", re.I),
-    WORLD: re.compile(r"(world|world[-_]?size|of)[-_=.]*$", re.I),
+    RANK: re.compile(r"(rank|rank[-_]world[-_]size|shard|proc|worker)[-_=.]*$", re.I),
+    WORLD: re.compile(r"(world|world[-_]?size|of|rank[-_]world[-_]size[-_=.]*\d+)[-_=.]*$", re.I),
     EPOCH: re.compile(r"(epoch|ep|e)[-_=.]*$", re.I),
 }
 """What stands before a number that is one of these."""
