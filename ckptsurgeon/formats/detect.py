@@ -38,13 +38,13 @@ DESCRIBED = (
     "automodel", "verl", "lingua", "open-clip", "timm", "ultralytics", "fairseq2",
     "litgpt", "litgpt-finetune", "mmengine", "mmengine-epochs",
     "torchtune", "espnet", "nanochat", "detectron2", "detectron2-plain", "lerobot",
-    "prime-rl", "nemo-rl", "nemo-rl-native", "coqui", "nerfstudio", "rsl-rl",
+    "prime-rl", "nemo-rl", "nemo-rl-native", "coqui", "nerfstudio", "rsl-rl", "detr",
 )  # fmt: skip
 """Pages in `described/`, asked after all of these."""
 PAGED = re.compile(
     r".*\.(?:ckpt|pt|pth\.tar)|ep(?:och_)?\d.*|(?:global_)?step[_-]\d+|.*step=\d+.*|.*-last|\d{10}"
     r"|weights|checkpoints|recipe_state|nerfstudio_models"
-    r"|(?:(?:iter|epoch|checkpoint|best_model)_\d+|checkpoint|best_model|model_\d{7})\.pth"
+    r"|(?:(?:iter|epoch|checkpoint|best_model)_\d+|checkpoint(?:\d{4,})?|best_model|model_\d{7})\.pth"
 )
 """What a run of one of those pages has in its folder."""
 SIGNS = "no global_step<N>, iter_<N> or step-<N> folder, no latest"

@@ -58,6 +58,7 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "coqui": more_described_runs.coqui,
     "nerfstudio": more_described_runs.nerfstudio,
     "rsl-rl": more_described_runs.rsl_rl,
+    "detr": more_described_runs.detr,
 }
 """Format without a column in the table, or page → how a run is made. The pages that are not here
 take their library."""

@@ -1,4 +1,4 @@
-"""Runs of Coqui's trainer, nerfstudio and rsl_rl, by their pages, and what each resume uses."""
+"""Runs of Coqui's trainer, nerfstudio, rsl_rl and DETR, by their pages, and what resumes use."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ MADE = {
     "coqui": (runs.coqui, runs.coqui_resumed),
     "nerfstudio": (runs.nerfstudio, runs.nerfstudio_resumed),
     "two optimizers": (partial(runs.nerfstudio, optimizers=2), runs.nerfstudio_resumed),
+    "detr": (runs.detr, runs.detr_resumed),
     "rsl-rl-fixed": (runs.rsl_rl, runs.rsl_rl_resumed),
 }
 NAMED = ("rsl-rl-fixed",)

@@ -3,6 +3,7 @@ also where some of them have a name that no page has: `best_model_24.pth` by `ch
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import tempfile
@@ -146,6 +147,22 @@ def test_what_has_no_number_is_named(tmp_path: Path) -> None:
     (said,) = [text for text in made.warnings if text.startswith("best.pth holds step 8")]
     assert "mv" in said
     assert not [text for text in plan(run, SET).warnings if "best.pth" in text]
+
+
+def test_so_is_what_counts_nothing(tmp_path: Path) -> None:
+    """By when it was saved: as the newest epoch's, which each saves over."""
+    run = Layout((4, 8), (("checkpoint.pth", 8),), counted=False).write(tmp_path)
+    for name, when in (
+        ("checkpoint_4.pth", 100),
+        ("checkpoint_8.pth", 200),
+        ("checkpoint.pth", 300),
+    ):
+        os.utime(tmp_path / name, (when, when))
+    made = plan(run, from_data({"rollback": {"to": 4}}))
+    assert [text for text in made.warnings if text.startswith("checkpoint.pth holds a step")]
+    os.utime(tmp_path / "checkpoint.pth", (100, 100))
+    made = plan(Run.open(tmp_path), from_data({"rollback": {"to": 4}}))
+    assert not [text for text in made.warnings if text.startswith("checkpoint.pth")]
 
 
 def test_a_whole_step_that_is_newer_is_told(tmp_path: Path) -> None:

@@ -178,5 +178,5 @@ def test_a_page_was_asked_where_it_names_its_witness() -> None:
         "composer-sharded", "automodel", "verl", "lingua", "open-clip", "timm", "ultralytics",
         "fairseq2", "litgpt", "litgpt-finetune", "mmengine", "mmengine-epochs",
         "nanochat", "detectron2", "detectron2-plain", "lerobot", "prime-rl",
-        "nemo-rl", "nemo-rl-native", "coqui", "nerfstudio", "rsl-rl",
+        "nemo-rl", "nemo-rl-native", "coqui", "nerfstudio", "rsl-rl", "detr",
     ]  # fmt: skip

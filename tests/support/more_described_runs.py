@@ -1,8 +1,10 @@
-"""Runs of Coqui's trainer, nerfstudio and rsl_rl, written by functions of torch as the sources do
-that their pages name; and what a resume of each loads."""
+"""Runs of Coqui's trainer, nerfstudio, rsl_rl and DETR, written by torch's functions as the sources
+do that their pages name; and what a resume of each loads."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,32 @@ def rsl_rl_resumed(root: Path) -> tuple[int, Loop]:
     loop = Loop()
     loop.load([saved["optimizer_state_dict"]])
     return saved["iter"], loop
+
+
+def detr(root: Path) -> Path:
+    """`main` of facebookresearch/detr at 29901c5: two updates an epoch, the first is 0."""
+    root.mkdir(parents=True)
+    loop = Loop()
+    for epoch in range(6):
+        for _ in range(2):
+            loop.update()
+        state = {
+            "model": loop.model.state_dict(), "optimizer": loop.optimizers[0].state_dict(),
+            "lr_scheduler": loop.schedules[0].state_dict(), "epoch": epoch,
+            "args": argparse.Namespace(lr=1e-3),
+        }  # fmt: skip
+        torch.save(state, root / "checkpoint.pth")
+        if epoch % 2:
+            torch.save(state, root / f"checkpoint{epoch:04}.pth")
+        with (root / "log.txt").open("a") as log:
+            log.write(json.dumps({"train_loss": 3.0 - epoch / 10, "epoch": epoch}) + "\n")
+    return root
+
+
+def detr_resumed(root: Path) -> tuple[int, Loop]:
+    """By `--resume checkpoint.pth`."""
+    saved = torch.load(root / "checkpoint.pth", weights_only=False)
+    assert json.loads((root / "log.txt").read_text().splitlines()[-1])["epoch"] == saved["epoch"]
+    loop = Loop()
+    loop.load([saved["optimizer"]], [saved["lr_scheduler"]])
+    return saved["epoch"], loop

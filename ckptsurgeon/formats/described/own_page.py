@@ -89,8 +89,12 @@ class OwnPage(Described, CountsSaves, HasHazards):
         later = [s for s in self._later(run, step) if not s.numbered and s.entry not in leave]
         aside = run.with_name(f"{run.name}.aside")
         return [
-            f"{stray.entry.relative_to(run)} holds step {stray.step}, and stays, as no page names "
-            "it; if a restart may load it: "
+            f"{stray.entry.relative_to(run)} holds {_what(stray, step)}, and stays, as no page "
+            "names it; if a restart may load it: "
             f"{shell(['mkdir', '-p', aside], ['mv', stray.entry, aside])}"
             for stray in later
         ]
+
+
+def _what(stray: Stray, step: int) -> str:
+    return f"step {stray.step}" if stray.counted else f"a step that was saved after step {step}"

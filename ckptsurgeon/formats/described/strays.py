@@ -37,7 +37,9 @@ class Stray:
 
     def is_after(self, page: Description, step: int, own: Collection[Path]) -> bool:
         """Whether it was saved after `step`, whose files are `own`: counts are compared with the
-        counts in those, as names may count something else."""
+        counts in those, as names may count something else, and without either the times are."""
+        if self.step < 0:
+            return _saved(self.entry) > max(map(_saved, own), default=0)
         if not self.counted:
             return self.step > step
         counts = [count for path in own if (count := _count(_tree(path), page)) is not None]
@@ -68,6 +70,10 @@ def _stray(entry: Path, count: int | None) -> Stray:
     if count is None:
         return Stray(entry, max(named, default=-1), bool(named), False)
     return Stray(entry, count, any(number >= count for number in named), True)
+
+
+def _saved(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def _tree(path: Path) -> Any:
