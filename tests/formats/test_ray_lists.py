@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ckptsurgeon.report.style import Style
 from ckptsurgeon.surgery.fork import fork
 from tests.support.described_runs import stepped_cosine
 from tests.support.snapshot import snapshot
+from tests.support.surgeries import operate
 
 STEPS = (2, 4, 6, 8)
 INSIDE = ("state.pt", "checkpoint/optimizer.pt", "checkpoint.ckpt")
@@ -39,6 +41,19 @@ def result(step: int) -> dict[str, Any]:
 
 def run(root: Path, order: tuple[int, ...] = STEPS, inside: str = INSIDE[0]) -> Path:
     """A run whose list has the steps in this order, as it is that of their scores."""
+    make(root, order, inside)
+    describe(root)
+    return root
+
+
+def describe(root: Path) -> None:
+    """By the page that is drafted."""
+    page = root.parent / f"{root.name}.yaml"
+    page.write_text(report.draft_page(draft(root)))
+    (root / "ckptsurgeon.yaml").write_text(f"format: {page}\n")
+
+
+def make(root: Path, order: tuple[int, ...] = STEPS, inside: str = INSIDE[0]) -> None:
     for step in STEPS:
         adam, schedule = stepped_cosine(torch.nn.Linear(4, 2), step)
         tree = {"opt": adam.state_dict(), "sched": schedule.state_dict(), "global_step": step}
@@ -61,10 +76,6 @@ def run(root: Path, order: tuple[int, ...] = STEPS, inside: str = INSIDE[0]) -> 
     }
     text = json.dumps(held, separators=(",", ":"), ensure_ascii=False)
     (root / NAME).write_text(text)
-    page = root.parent / f"{root.name}.yaml"
-    page.write_text(report.draft_page(draft(root)))
-    (root / "ckptsurgeon.yaml").write_text(f"format: {page}\n")
-    return root
 
 
 @settings(
@@ -109,6 +120,34 @@ def test_a_fork_has_a_list_of_its_one_step(tmp_path: Path) -> None:
     held = json.loads((tmp_path / "fork" / NAME).read_text())
     assert [each["checkpoint_dir_name"] for each in held["checkpoint_results"]] == [folder(4)]
     assert held["latest_checkpoint_result"]["checkpoint_dir_name"] == folder(4)
+
+
+def test_the_run_may_be_the_folder_above(tmp_path: Path) -> None:
+    """As `storage_path`, where the folder of the list has the name of the run."""
+    make(tmp_path / "storage" / "exp")
+    describe(tmp_path / "storage")
+    before = snapshot(tmp_path)
+    operate(tmp_path / "storage", {"rollback": {"to": 6}})
+    held = json.loads((tmp_path / "storage" / "exp" / NAME).read_text())
+    assert held["latest_checkpoint_result"]["checkpoint_dir_name"] == folder(6)
+    assert len(held["checkpoint_results"]) == 3
+    surgery.apply(Run.open(tmp_path / "storage"), plan_undo(Run.open(tmp_path / "storage")))
+    assert snapshot(tmp_path) == before
+
+
+def test_a_list_with_a_folder_that_is_gone_is_not_ready(tmp_path: Path) -> None:
+    """As after the undo of a rollback where Ray removed an older one since (`num_to_keep`)."""
+    root = run(tmp_path / "run")
+    surgery.apply(Run.open(root), plan(Run.open(root), from_data({"rollback": {"to": 6}})))
+    shutil.rmtree(root / folder(2))
+    surgery.apply(Run.open(root), plan_undo(Run.open(root)))
+    with pytest.raises(SurgeryError, match=NAME) as refused:
+        Run.open(root).latest()
+    assert "repair-latest" in str(refused.value.next[0])
+    surgery.apply(Run.open(root), plan(Run.open(root), from_data({"repair_latest": {}})))
+    assert Run.open(root).latest() == 8
+    held = json.loads((root / NAME).read_text())
+    assert [each["metrics"]["loss"] for each in held["checkpoint_results"]][1:] == [1 / 6, 1 / 8]
 
 
 def test_a_step_that_the_list_does_not_know_is_refused_by_name(tmp_path: Path) -> None:

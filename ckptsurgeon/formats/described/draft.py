@@ -72,7 +72,8 @@ def draft(run: Path) -> Draft:
             raise UsageError(
                 f"{beside} holds the param groups of an optimizer, and no torch file its states",
                 next="docs/described.md, `groups`    a page by hand, as where they are in "
-                "safetensors; those of LeRobot are known in checkpoints/<step>/",
+                "safetensors; those of LeRobot are known in checkpoints/<step>/, but for those of "
+                "multi_adam",
             )
         if refusal := foreign(run):
             raise refusal

@@ -40,11 +40,14 @@ class Listed(DescribedSteps):
         return [path for path in sorted(each / NAME for each in above) if disk.is_file(path)]
 
     def named_in(self, file: Path) -> int | None:
-        """The step that a list would have a start take."""
+        """The step that a list would have a start take; None where it names a folder that is not
+        there, at which a start ends."""
         run = next(
             (each for each in file.parents[: 1 + ANY_FOLDERS] if file in self.lists(each)), None
         )
         name = latest(file)
+        if not all(disk.exists(file.parent / each) for each in names(file)):
+            return None
         steps = {step for step, own in self._names(run, file) if own == name} if run else set()
         return steps.pop() if len(steps) == 1 else None
 
@@ -54,14 +57,14 @@ class Listed(DescribedSteps):
         for file in self.lists(run):
             named = self._names(run, file)
             later = {name for each, name in named if each > step}
-            names = [name for each, name in named if each == step]
-            if not names:
+            own = [name for each, name in named if each == step]
+            if not own:
                 continue
 
             def stays(name: str, folder: Path = file.parent, gone: set[str] = later) -> bool:
                 return name not in gone and disk.exists(folder / name)
 
-            out[file] = led_to(file, names, stays)
+            out[file] = led_to(file, own, stays)
         return out
 
     def _names(self, run: Path, file: Path) -> list[tuple[int, str]]:
@@ -83,15 +86,23 @@ def latest(file: Path) -> str:
         return ""
 
 
-def led_to(file: Path, names: Sequence[str], stays: Callable[[str], bool]) -> str:
-    """The list whose latest checkpoint is the folder of one of these `names`, without those of
+def names(file: Path) -> list[str]:
+    """The folders that a start asks for; none where the list can't be read."""
+    try:
+        return [_name(each) for each in _items(json_text.mapping(file), RESULTS)]
+    except (SurgeryError, OSError):
+        return []
+
+
+def led_to(file: Path, folders: Sequence[str], stays: Callable[[str], bool]) -> str:
+    """The list whose latest checkpoint is one of these `folders`, without those of
     which none `stays`. Raises SurgeryError where it has none of them."""
     held = json_text.mapping(file)
     order = dict(zip(map(_name, _items(held, RESULTS)), _items(held, INDICES), strict=False))
-    known = [name for name in names if name in order]
+    known = [name for name in folders if name in order]
     if not known:
         raise SurgeryError(
-            f"{file.name}, by which Ray Train resumes, does not know {' or '.join(names)}",
+            f"{file.name}, by which Ray Train resumes, does not know {' or '.join(folders)}",
             next=command("status", why="the steps that are saved"),
         )
     now = _name(held.get(LATEST))
