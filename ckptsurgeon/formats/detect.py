@@ -39,11 +39,12 @@ DESCRIBED = (
     "litgpt", "litgpt-finetune", "mmengine", "mmengine-epochs",
     "torchtune", "espnet", "nanochat", "detectron2", "detectron2-plain", "lerobot",
     "prime-rl", "nemo-rl", "nemo-rl-native", "coqui", "nerfstudio", "rsl-rl", "detr",
+    "sd-scripts",
 )  # fmt: skip
 """Pages in `described/`, asked after all of these."""
 PAGED = re.compile(
     r".*\.(?:ckpt|pt|pth\.tar)|ep(?:och_)?\d.*|(?:global_)?step[_-]\d+|.*step=\d+.*|.*-last|\d{10}"
-    r"|weights|checkpoints|recipe_state|nerfstudio_models"
+    r"|weights|checkpoints|recipe_state|nerfstudio_models|.*-state"
     r"|(?:(?:iter|epoch|checkpoint|best_model)_\d+|checkpoint(?:\d{4,})?|best_model|model_\d{7})\.pth"
 )
 """What a run of one of those pages has in its folder."""

@@ -59,6 +59,7 @@ OTHERS: dict[str, Callable[[Path], Path]] = {
     "nerfstudio": more_described_runs.nerfstudio,
     "rsl-rl": more_described_runs.rsl_rl,
     "detr": more_described_runs.detr,
+    "sd-scripts": partial(more_described_runs.sd_scripts, only_steps=True),
 }
 """Format without a column in the table, or page → how a run is made. The pages that are not here
 take their library."""

@@ -1,4 +1,4 @@
-"""Runs of Coqui's trainer, nerfstudio, rsl_rl and DETR, by their pages, and what resumes use."""
+"""Runs of Coqui's trainer, nerfstudio, rsl_rl, DETR and sd-scripts, and what resumes use."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ MADE = {
     "nerfstudio": (runs.nerfstudio, runs.nerfstudio_resumed),
     "two optimizers": (partial(runs.nerfstudio, optimizers=2), runs.nerfstudio_resumed),
     "detr": (runs.detr, runs.detr_resumed),
+    "sd-scripts": (runs.sd_scripts, runs.sd_scripts_resumed),
     "rsl-rl-fixed": (runs.rsl_rl, runs.rsl_rl_resumed),
 }
 NAMED = ("rsl-rl-fixed",)

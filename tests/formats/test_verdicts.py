@@ -179,4 +179,5 @@ def test_a_page_was_asked_where_it_names_its_witness() -> None:
         "fairseq2", "litgpt", "litgpt-finetune", "mmengine", "mmengine-epochs",
         "nanochat", "detectron2", "detectron2-plain", "lerobot", "prime-rl",
         "nemo-rl", "nemo-rl-native", "coqui", "nerfstudio", "rsl-rl", "detr",
+        "sd-scripts",
     ]  # fmt: skip

@@ -1,5 +1,5 @@
-"""Runs of Coqui's trainer, nerfstudio, rsl_rl and DETR, written by torch's functions as the sources
-do that their pages name; and what a resume of each loads."""
+"""Runs of Coqui's trainer, nerfstudio, rsl_rl, DETR and sd-scripts, written by torch's functions as
+the sources do that their pages name; and what a resume of each loads."""
 
 from __future__ import annotations
 
@@ -174,3 +174,37 @@ def detr_resumed(root: Path) -> tuple[int, Loop]:
     loop = Loop()
     loop.load([saved["optimizer"]], [saved["lr_scheduler"]])
     return saved["epoch"], loop
+
+
+def sd_scripts(root: Path, only_steps: bool = False) -> Path:
+    """`save_and_remove_state_*` of kohya-ss/sd-scripts at 48d368fa: what Accelerate saves, by names
+    of steps, of an epoch, and of the end, whose number is one more than the updates. Of the last
+    two no name says the step."""
+    loop = Loop()
+    for step in range(1, 7):
+        loop.update()
+        name = f"-step{step:08d}" if step % 2 == 0 else f"-{step // 3:06d}" if step == 3 else None
+        for kind in (name, "" if step == 6 else None):
+            if kind is None or (only_steps and "step" not in kind):
+                continue
+            folder = root / f"lora{kind}-state"
+            folder.mkdir(parents=True)
+            torch.save(loop.optimizers[0].state_dict(), folder / "optimizer.bin")
+            torch.save(loop.schedules[0].state_dict(), folder / "scheduler.bin")
+            count = {"current_epoch": 1, "current_step": step + ("step" not in kind)}
+            (folder / "train_state.json").write_text(json.dumps(count))
+            (root / f"lora{kind}.safetensors").touch()
+    return root
+
+
+def sd_scripts_resumed(root: Path) -> tuple[int, Loop]:
+    """By `--resume` of the folder with the highest step."""
+    folders = {_count(path): path for path in root.glob("*-state")}
+    last = folders[max(folders)]
+    loop = Loop()
+    loop.load([torch.load(last / "optimizer.bin")], [torch.load(last / "scheduler.bin")])
+    return _count(last), loop
+
+
+def _count(folder: Path) -> int:
+    return int(json.loads((folder / "train_state.json").read_text())["current_step"])
