@@ -17,6 +17,9 @@ POSITION = "position"
 _VERSUS = re.compile(r"(?P<of>.+) vs (?P<axis>samples|tokens|gigaflo\w*)(?: .*)?", re.DOTALL)
 _X = re.compile(r".*,x=(?P<axis>samples|tokens|gigaflo\w*)", re.DOTALL)
 
+_SECONDS = re.compile(r"Train/mean_(?:reward|episode_length)/time")
+"""What rsl_rl logs once more, over the seconds of its launch."""
+
 
 def axis(tag: str, overrides: Mapping[str, str]) -> str:
     """One of the words above. Source: the tags that Megatron, Megatron-DeepSpeed and DeepSpeed's
@@ -34,6 +37,8 @@ def axis(tag: str, overrides: Mapping[str, str]) -> str:
         return LOOSE
     # Written at a restart only, for this iteration and the next one.
     if tag.endswith("/world_size"):
+        return POSITION
+    if _SECONDS.fullmatch(tag):
         return POSITION
     return ITERATION
 

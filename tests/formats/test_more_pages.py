@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 
 from ckptsurgeon import Run, plan, surgery
 from ckptsurgeon.errors import SurgeryError
@@ -59,3 +62,23 @@ def test_the_adaptive_rate_of_rsl_rl_is_refused(tmp_path: Path) -> None:
     assert "--format rsl-rl-fixed" in refused.value.next[0]
     made = plan(run, from_data({"set": {"beta2": 0.9}}))
     assert made.promise is not None and "lr" in made.promise.not_known
+
+
+def test_seconds_are_no_steps(tmp_path: Path) -> None:
+    """`Logger.log` of rsl-rl-lib 5.5.1 logs rewards over the seconds of the launch, too."""
+    root = runs.rsl_rl(tmp_path / "run")
+    log: Any = SummaryWriter(str(root))  # type: ignore[no-untyped-call]
+    for iteration in range(7):
+        log.add_scalar("Loss/value", 1.0, iteration)
+        log.add_scalar("Train/mean_reward", 1.0, iteration)
+        log.add_scalar("Train/mean_reward/time", 1.0, 100 * iteration)
+    log.close()
+    run = Run.open(root)
+    (stream,) = [stream for source in run.log_sources() for stream in source.streams()]
+    assert stream.last == 6
+    surgery.apply(run, plan(run, from_data({"rollback": {"to": 4}})))
+    left: Any = EventAccumulator(str(root))  # type: ignore[no-untyped-call]
+    left.Reload()
+    assert [point.step for point in left.Scalars("Loss/value")] == [0, 1, 2, 3, 4]
+    seconds = [point.step for point in left.Scalars("Train/mean_reward/time")]
+    assert seconds == [0, 100, 200, 300, 400]
