@@ -131,10 +131,8 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
 
     def beside(self, place: Place, key: str) -> tuple[Key, ...]:
         """Another value, or the number in a tensor."""
-        name, items = (
-            f"{str(place.path[0]).rpartition('.')[0]}.{key}",
-            self.folders[place.file].items,
-        )
+        name = f"{str(place.path[0]).rpartition('.')[0]}.{key}"
+        items = self.folders[place.file].items
         return (name, 0) if name in items and items[name].is_number else (name,)
 
     def settings(self, key: str) -> list[Place]:
