@@ -15,7 +15,7 @@ import ckptsurgeon
 from ckptsurgeon.plans.frozen import frozen, held
 
 VALUES = st.one_of(
-    st.integers(0, 2), st.just(float("nan")), st.text(max_size=1), st.tuples(st.integers(0, 1))
+    st.integers(0, 2), st.floats(-1, 1), st.text(max_size=1), st.tuples(st.integers(0, 1))
 )
 FIELDS = st.lists(
     st.fixed_dictionaries({"compare": st.booleans(), "repr": st.booleans()}), max_size=4
