@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ckptsurgeon import Run
 from tests.cli.conftest import Surgeon
-from tests.support import described_runs
+from tests.support import described_runs, more_described_runs
 from tests.support.event_logs import write_log
 from tests.support.lightning_files import lightning
 from tests.support.tiny_run import make_run
@@ -38,6 +39,16 @@ def test_a_trainer_that_is_told_its_step_is_told_the_new_one(
     root = described_runs.nanochat(tmp_path / "d2")
     done = surgeon("rollback", "--to", "4", "--yes", "-C", root)
     assert "with the same command and --resume-from-step 4" in resume(done.stdout)
+
+
+def test_a_trainer_that_is_told_a_folder_is_told_that_of_the_new_step(
+    surgeon: Surgeon, tmp_path: Path
+) -> None:
+    root = more_described_runs.sd_scripts(tmp_path / "a run", only_steps=True)
+    first, *_ = Run.open(root).steps()
+    done = surgeon("rollback", "--to", first, "--yes", "-C", root)
+    (folder,) = root.glob(f"*-step*{first}-state")
+    assert f"with the same command and --resume '{folder}'" in resume(done.stdout)
 
 
 def test_a_trainer_that_prints_no_rate_is_read_by_what_it_logs(

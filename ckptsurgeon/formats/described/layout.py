@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -260,7 +261,9 @@ class Described(Listed, Paged):
 
     def resume_option(self, run: Path, step: int) -> str:
         """That of the page, if it has one."""
-        return self.description.options.get(RESUME, "").replace("{value}", str(step))
+        said = self.description.options.get(RESUME, "").replace("{value}", str(step))
+        entry = min(self._own(run, step), default=run)
+        return said.replace("{entry}", shlex.quote(str(entry)))
 
     def advise_setting(self, key: str) -> str:
         """The trainer's own place."""
