@@ -262,6 +262,8 @@ class Described(Listed, Paged):
     def resume_option(self, run: Path, step: int) -> str:
         """That of the page, if it has one."""
         said = self.description.options.get(RESUME, "").replace("{value}", str(step))
+        if "{entry}" not in said:
+            return said
         entry = min(self._own(run, step), default=run)
         return said.replace("{entry}", shlex.quote(str(entry)))
 
