@@ -177,7 +177,7 @@ def _is_header(columns: Sequence[str]) -> bool:
         all(name and signals.number(name) is None and len(name) < 200 for name in names)
         and not names[0].startswith("{")
         and any("loss" in name.lower() for name in names)
-        and not any(re.search(r"loss\W+[\d.]", name) for name in names)
+        and not any(re.search(r"(?i)loss\W+(?:[\d.]|nan|inf)", name) for name in names)
     )
 
 

@@ -4,6 +4,8 @@ written; the numbers are made up."""
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -24,35 +26,68 @@ def read(
     return of_file(folder / name, own or {}, step)
 
 
-@pytest.mark.parametrize(
-    ("line", "others"),
-    [
-        ("iter {step}: loss {loss:.4f}, time 263.56ms, mfu -100.00%", {}),
-        ("step {step:4}/19560 | loss {loss:.6f} (+nanz)| norm 2.1829 (+nanz)| lr 1.54e-05 | "
-         "4186.35 ms | 32.3% bf16 MFU | 120712 tok/s", {"grad-norm": 2.1829, "lr": 1.54e-05}),
-        ("s:{step} trl:{loss:.4f} lr:0.000003 norm:13.12", {"grad-norm": 13.12, "lr": 3e-06}),
-        ("step:{step}/20344 train_loss:{loss:.4f} train_time:34635190ms step_avg:1703.57ms", {}),
-        ("step {step:5d} | loss: {loss:.6f} | lr 6.3289e-05 | norm: 0.2829 | dt: 404.51ms",
-         {"grad-norm": 0.2829, "lr": 6.3289e-05}),
-        (" iteration {step:8}/  320000 | elapsed time per iteration (ms): 2280.8 | "
-         "learning rate 1.500E-05 | lm loss {loss:.6E} | loss scale 65536.0 |",
-         {"loss-scale": 65536.0, "lr": 1.5e-05}),
-        (" iteration {step:8}/  320000 | consumed samples: 512 | lm-loss: {loss:.6E} | "
-         "loss scale: 65536.0 | grad norm: 1.5 |", {"loss-scale": 65536.0, "grad-norm": 1.5}),
-        ("step={step} loss={loss}", {}),
-        ("{step}/20000 train_loss: {loss} train_time: 0.9m tok/s: 7691255", {}),
-        ("1776142719.400 {step}/20000 train_loss: {loss}", {}),
-        ("2026-01-02 10:11:12,345 - INFO - Step {step}, Loss: {loss:.2f}", {}),
-    ],
-    ids=["nanoGPT", "llm.c", "llm.c-main", "modded-nanogpt", "build-nanogpt", "old-megatron",
-         "lm-loss", "pairs", "first", "clock", "logging"],
-)  # fmt: skip
+LINES = [
+    ("iter {step}: loss {loss:.4f}, time 263.56ms, mfu -100.00%", {}),
+    ("step {step:4}/19560 | loss {loss:.6f} (+nanz)| norm 2.1829 (+nanz)| lr 1.54e-05 | "
+     "4186.35 ms | 32.3% bf16 MFU | 120712 tok/s", {"grad-norm": 2.1829, "lr": 1.54e-05}),
+    ("s:{step} trl:{loss:.4f} lr:0.000003 norm:13.12", {"grad-norm": 13.12, "lr": 3e-06}),
+    ("step:{step}/20344 train_loss:{loss:.4f} train_time:34635190ms step_avg:1703.57ms", {}),
+    ("step {step:5d} | loss: {loss:.6f} | lr 6.3289e-05 | norm: 0.2829 | dt: 404.51ms",
+     {"grad-norm": 0.2829, "lr": 6.3289e-05}),
+    (" iteration {step:8}/  320000 | elapsed time per iteration (ms): 2280.8 | "
+     "learning rate 1.500E-05 | lm loss {loss:.6E} | loss scale 65536.0 |",
+     {"loss-scale": 65536.0, "lr": 1.5e-05}),
+    (" iteration {step:8}/  320000 | consumed samples: 512 | lm-loss: {loss:.6E} | "
+     "loss scale: 65536.0 | grad norm: 1.5 |", {"loss-scale": 65536.0, "grad-norm": 1.5}),
+    ("step={step} loss={loss}", {}),
+    ("{step}/20000 train_loss: {loss} train_time: 0.9m tok/s: 7691255", {}),
+    ("1776142719.400 {step}/20000 train_loss: {loss}", {}),
+    ("2026-01-02 10:11:12,345 - INFO - Step {step}, Loss: {loss:.2f}", {}),
+]  # fmt: skip
+NAMES = [
+    "nanoGPT", "llm.c", "llm.c-main", "modded-nanogpt", "build-nanogpt", "old-megatron", "lm-loss",
+    "pairs", "first", "clock", "logging",
+]  # fmt: skip
+"""What each of LINES is of."""
+
+
+@pytest.mark.parametrize(("line", "others"), LINES, ids=NAMES)
 def test_printed_lines(tmp_path: Path, line: str, others: dict[str, float]) -> None:
     lines = [line.format(step=10 * k, loss=loss) for k, loss in enumerate(LOSSES, 1)]
     kept = read(tmp_path, "starting\nval loss 3.0\n" + "\n".join(lines) + "\n").kept
     assert kept["loss"].steps.tolist() == [10, 20, 30, 40]
     assert kept["loss"].values.tolist() == pytest.approx(LOSSES)
     assert {name: kept[name].values[0] for name in others} == pytest.approx(others)
+
+
+@pytest.mark.parametrize("word", ["nan", "NaN", "NAN", "-nan", "inf"])
+@pytest.mark.parametrize("line", [line for line, _ in LINES], ids=NAMES)
+def test_a_loss_that_is_no_number_is_read_where_any_other_is(
+    tmp_path: Path, line: str, word: str
+) -> None:
+    """As `%f` of C and `.6E` of Python print it, also where a number follows it."""
+    lost = re.sub(r"{loss[^}]*}", word, line).replace("(+nanz)", "(-nanz)")
+    lines = [line.format(step=k, loss=4.0) for k in (1, 2)]
+    lines += [lost.format(step=k) for k in (3, 4)]
+    loss = read(tmp_path, "\n".join(lines) + "\n").kept["loss"]
+    assert loss.steps.tolist() == [1, 2, 3, 4]
+    assert [math.isfinite(value) for value in loss.values] == [True, True, False, False]
+
+
+def test_megatron_leaves_a_loss_out_that_is_no_number(tmp_path: Path) -> None:
+    """A line whose iterations were skipped has none either: that is no NaN."""
+    line = " iteration {}/ 900 | consumed samples: 8 | {} loss scale: 1.0 | {} |"
+    line += " number of skipped iterations: {} | number of nan iterations: 0 |\n"
+    good = [(k, f"lm loss: {4 - k / 1000:.6E} |", "grad norm: 0.7", 0) for k in range(4, 200)]
+    said = [*((k, "", "params norm: 9.1", 1) for k in range(1, 4)), *good]
+    text = "".join(line.format(*each) for each in said)
+    kept = read(tmp_path, text).kept
+    assert kept["loss"].steps.tolist() == list(range(4, 200))
+    assert judge(Curves(kept)).verdict == "healthy"
+    text += "".join(line.format(k, "", "grad norm: nan", 0) for k in range(200, 203))
+    told = judge(read(tmp_path, text))
+    assert told.verdict == "diverged" and told.spike is not None
+    assert told.spike.first == told.spike.broken == 200
 
 
 @pytest.mark.parametrize("line", ["Epoch {}/9 loss: 2.0", "01/0{} 10:11:12 loss: 2.0"])

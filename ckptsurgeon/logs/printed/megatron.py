@@ -5,7 +5,8 @@ Source: `training_log` in `megatron/training/training.py` of NVIDIA/Megatron-LM 
 `megatron/training.py` of bigscience-workshop/Megatron-DeepSpeed at 8387ae17 and of Megatron-LM
 before it (`.3E`), and in `megatron/logging.py` of EleutherAI/gpt-neox at ea7aefd8. All call it
 after the update and after the scheduler's step: the line of iteration N has the counters after N,
-and the rate and the loss scale of N + 1.
+and the rate and the loss scale of N + 1. Megatron prints a loss that is above 0, and no other:
+where no iteration was skipped, a line without a loss is one of a loss that is no number.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from ckptsurgeon.logs.printed.stated import LoggedUpdate, Number, quoted, rounded
 
 ITERATION = re.compile(r"\biteration\s+(?P<step>\d+)/\s*\d+ \|")
-NUMBER = r"(?P<value>[-+0-9.Ee]+|nan|inf)"
+NUMBER = r"(?P<value>[-+0-9.Ee]+|(?i:-?nan|-?inf))"
 RATE = re.compile(rf"\| learning rate: {NUMBER} \|")
 SAMPLES = re.compile(r"\| consumed samples: +(?P<value>\d+) \|")
 BATCH = re.compile(r"\| global batch size: +(?P<value>\d+) \|")
@@ -23,6 +24,7 @@ SCALE = re.compile(rf"\| loss scale: {NUMBER} \|")
 LOSS = re.compile(rf"\| (?:lm[ _-])?loss: {NUMBER} \|")
 NORM = re.compile(rf"\| grad norm: {NUMBER} \|")
 SKIPPED = re.compile(r"\| number of skipped iterations: +(?P<value>\d+) \|")
+ANY_LOSS = re.compile(r"loss(?! scale)")
 NAME = "Megatron"
 POINTS = {
     "learning-rate": "next_lr",
@@ -49,11 +51,17 @@ def read(line: str) -> LoggedUpdate | None:
         next_lr=_number(RATE, line),
         consumed_samples=_number(SAMPLES, line),
         batch_size=_number(BATCH, line),
-        loss=_number(LOSS, line),
+        loss=_left_out(line, skipped) or _number(LOSS, line),
         grad_norm=_number(NORM, line),
         loss_scale=_number(SCALE, line),
         skipped=None if skipped is None else int(skipped.value),
     )
+
+
+def _left_out(line: str, skipped: Number | None) -> Number | None:
+    """NaN where a line has no loss, though its update was made."""
+    made = skipped is not None and not skipped.value and NORM.search(line) is not None
+    return rounded("nan") if made and ANY_LOSS.search(line) is None else None
 
 
 def _number(pattern: re.Pattern[str], line: str) -> Number | None:

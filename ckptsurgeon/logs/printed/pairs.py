@@ -14,8 +14,9 @@ from collections.abc import Mapping
 
 from ckptsurgeon.logs.printed.stated import COLORS
 
-NAME = r"[A-Za-z_][\w./%-]*(?: [A-Za-z_(][\w./%()-]*){0,4}"
-VALUE = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|[nN]a[nN]|[iI]nf(?:inity)?)"
+LOST = r"(?i:nan|inf(?:inity)?)"
+NAME = rf"[A-Za-z_][\w./%-]*(?: (?!{LOST}\b)[A-Za-z_(][\w./%()-]*){{0,4}}"
+VALUE = rf"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|{LOST}\b)"
 PAIR = re.compile(rf"(?P<name>{NAME})\s*[:=]?\s*(?P<value>{VALUE})(?![\w.]*[A-DF-Zac-df-mo-z]\d)")
 FIRST = re.compile(r"[^A-Za-z]*?(?<!\S)(\d+)/\d+[\s:|,]+(?=[A-Za-z_])")
 BAR = re.compile(r"(\d+)/\d+ \[[^\]]*\]")
