@@ -175,7 +175,7 @@ def verify(
     It checks that the shards are complete, readable and in agreement, that the pointers are right,
     and that the last promise was kept. --level 3 also checks every byte that has a CRC. --level 4
     also finds NaN, Inf, moments that no gradients can give, masters that do not round to their
-    weights and a lost Adam step. --after says whether the trainer went on from an earlier step, or
+    weights and a lost Adam step. --after says whether the trainer resumed from an earlier step, or
     began with a cold optimizer (docs/vitals.md). --log and --tb also check what the trainer did at
     its first updates.
 

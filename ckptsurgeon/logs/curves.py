@@ -1,4 +1,4 @@
-"""What a training logged, as curves: the history that leads to its newest step, and what was left.
+"""What a training logged, as curves: the history that leads to its newest step, and the rest.
 
 Of TensorBoard's files the lineage (lineage.py) says which events are which; in a file of rows or
 lines training went back where the step does.

@@ -150,10 +150,9 @@ class Scale(Section):
             return [], []
         largest = ", ".join(qk_clip.named(heads, clip))
         return with_copies(run, checkpoint, changes), [
-            f"{count(len(heads), 'head is', 'heads are')} estimated above {clip.threshold:g} by "
-            "their weights alone, "
-            f"{clip.sigmas:g} times the root mean square of their logits for inputs of no "
-            f"direction: {largest}; no logit was measured"
+            f"{count(len(heads), 'head is', 'heads are')} estimated above {clip.threshold:g}, "
+            f"{clip.sigmas:g} times the RMS of their logits for isotropic inputs: {largest}; no "
+            "logit was measured"
         ]
 
 

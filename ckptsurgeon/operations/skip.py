@@ -190,7 +190,7 @@ def _ends(asked: Sequence[tuple[int, int]]) -> list[str]:
     """A note on two iterations that may have been meant as the ends of a range."""
     match asked:
         case [(a, b), (c, d)] if a == b and c == d and b + 1 < c:
-            return [f"only the iterations {a} and {c} are passed over; {a}-{c} is the range"]
+            return [f"only the iterations {a} and {c} are skipped; {a}-{c} is the range"]
     return []
 
 

@@ -229,12 +229,24 @@ def checkpoint(run: Run, checkpoint: Checkpoint, style: Style) -> str:
     rows += [Row("note", clean(note)) for note in state.notes]
     lines = [f"{clean(run.name)}   step {state.step}", "", *table(rows, style), ""]
     found = {field: places(checkpoint, field) for field in SHOWN}
-    for depth in (3, 2, 1):
-        place_rows = [row for field in found for row in _places(field, found[field], depth)]
-        if fits(place_rows, style):
-            return "\n".join([*lines, *table(place_rows, style)])
-    apart = [Row(row.label, t) for row in place_rows for t in (row.text, f"  {row.note}")]
-    return "\n".join([*lines, *table(apart, style)])
+    by_depth = [
+        [row for field in found for row in _places(field, found[field], depth)]
+        for depth in (3, 2, 1)
+    ]
+    told_apart = [rows for rows in by_depth if _paths(rows) == _paths(by_depth[0])]
+    beside = [rows for rows in told_apart if fits(rows, style)]
+    below = [
+        [Row(row.label, t) for row in rows for t in (row.text, f"  {row.note}")]
+        for rows in told_apart
+    ]
+    unbroken = [rows for rows in below if len(table(rows, style)) == len(rows)]
+    best, *_ = [*beside, *unbroken, *below]
+    return "\n".join([*lines, *table(best, style)])
+
+
+def _paths(rows: Sequence[Row]) -> int:
+    """How many paths of a field can be told from one another."""
+    return len({(row.label, row.note.rpartition("   ")[2]) for row in rows})
 
 
 def _places(field: str, places: Sequence[Place], depth: int) -> list[Row]:

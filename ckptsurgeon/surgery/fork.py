@@ -125,21 +125,18 @@ def _size(files: Sequence[Path]) -> int:
 
 
 def refuse_place(run: Run, folder: Path) -> None:
-    """Raise when `folder` can't be made to hold a fork or an export of `run`: its name is taken, or
-    it would lie in a run, which would take what is written there for its own."""
-    refuse_taken(folder)
+    """Raise when `folder` can't be made to hold a fork or an export of `run`: it would lie in a
+    run, which would take what is written there for its own; or its name is taken, or its parent
+    is not there."""
     parent = folder.parent.resolve()
-    around = run if parent.is_relative_to(run.root) else Run.around(parent)
+    there = next(each for each in (parent, *parent.parents) if disk.is_folder(each))
+    around = run if parent.is_relative_to(run.root) else Run.around(there)
     if around is not None or HOME in (folder.name, *parent.parts):
         what = "what ckptsurgeon keeps" if around is None else f"the run {around.root}"
         raise UsageError(
             f"{folder} lies inside {what}, and no command writes into a run that it does not edit",
             next=f"name a directory outside of {run.root if around is None else around.root}",
         )
-
-
-def refuse_taken(folder: Path) -> None:
-    """Raise when the new directory's name is taken, or its parent is not there."""
     if disk.is_there(folder):
         raise UsageError(f"{folder} already exists", next="choose a new directory")
     if not disk.is_folder(folder.parent):

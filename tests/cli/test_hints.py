@@ -201,7 +201,7 @@ def test_a_skip_of_the_past_goes_back_first(surgeon: Surgeon, trained: Trained) 
     assert "skip          5" in surgeon("status", "-C", root).stdout
     assert surgeon("skip", "30-30", "-n", "-C", root).stdout.startswith("run   skip 30\n")
     assert surgeon("skip", "1", "-C", root).exit_code == 2
-    two = "only the iterations 30 and 50 are passed over; 30-50 is the range"
+    two = "only the iterations 30 and 50 are skipped; 30-50 is the range"
     assert two in surgeon("skip", "30", "50", "-n", "-C", root).stdout
     for typed in (["30-50"], ["30", "31"], ["30", "40", "50"]):
         assert "is the range" not in surgeon("skip", *typed, "-n", "-C", root).stdout

@@ -82,7 +82,9 @@ def test_a_step_named_with_C_stands_for_its_run(
 
 
 @pytest.mark.thinned(3)
-@pytest.mark.parametrize("place", ["", "checkpoint-8", "checkpoint-8/inner", ".ckptsurgeon"])
+@pytest.mark.parametrize(
+    "place", ["", "checkpoint-8", "checkpoint-8/inner", ".ckptsurgeon", "not/there", "8/not/there"]
+)
 @pytest.mark.parametrize("words", [["export", "8", "-o"], ["fork", "--copy"]])
 @pytest.mark.parametrize("whose", ["own", "other"])
 def test_nothing_is_written_into_a_run(

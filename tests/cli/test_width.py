@@ -155,3 +155,11 @@ def test_the_places_of_a_step_stand_in_columns(surgeon: Surgeon, here: Path, wid
     shown = shown[len(shown) - shown[::-1].index("") :]
     found = [match for line in shown for match in re.finditer(r"(wins|copy)   \d", line)]
     assert len(found) > 8 and len({match.start() for match in found}) == 1
+
+
+@pytest.mark.parametrize("width", ["60", "70", "80", "90", "100"])
+def test_two_places_of_a_field_are_told_apart(surgeon: Surgeon, here: Path, width: str) -> None:
+    """By their paths, however narrow: `clip_grad` alone is both the one that wins and its copy."""
+    shown = "".join(narrow(surgeon, "show", width=width).split())
+    for path in ("0.weight_decay", "1.weight_decay", "state_dict.clip_grad", "args.clip_grad"):
+        assert path in shown

@@ -164,7 +164,7 @@ def test_what_the_flags_decide_comes_from_the_flags(run: Callable[..., Path]) ->
     usual, told = train(twin(root), 11)[11], train(twin(root), 11, flags(" ".join(hints)))[11]
     assert (told["clip"], told["seed"]) == (0.3, 9)
     assert (usual["clip"], usual["seed"]) == (1.0, 7)
-    assert "fairseq passes over no data" in refused(root, {"skip": ["11-12"]})
+    assert "fairseq skips no data" in refused(root, {"skip": ["11-12"]})
     assert "counts its updates from 0" in refused(root, {"swap_optimizer": {"to": "sgdw"}})
     assert min(train(root, 2, "--reset-optimizer")) == 1
 

@@ -26,13 +26,13 @@ SAID = {
         '"gradient_clipping": 1.0 in the DeepSpeed config',
         "skip is ((8, 9),) in the source and is not kept here: relaunch BigScience's "
         "Megatron-DeepSpeed with --skip-train-iteration-range 8-9; where an iteration has G "
-        "micro-batches, 8-(7 + 2 × G): no checkpoint counts what it passes over; of others, skip "
+        "micro-batches, 8-(7 + 2 × G): no checkpoint counts what it skips; of others, skip "
         "the batches in the training script: DeepSpeed's config has no such key",
     },
     "fp16": {
         "skip is ((8, 9),) in the source and is not kept here: relaunch BigScience's "
         "Megatron-DeepSpeed with --skip-train-iteration-range 8-9; where an iteration has G "
-        "micro-batches, 8-(7 + 2 × G): no checkpoint counts what it passes over; of others, skip "
+        "micro-batches, 8-(7 + 2 × G): no checkpoint counts what it skips; of others, skip "
         "the batches in the training script: DeepSpeed's config has no such key",
     },
     "trainer": {

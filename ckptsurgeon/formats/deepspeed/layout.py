@@ -213,9 +213,9 @@ class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
         wide = " ".join(f"{a}-({a - 1} + {b - a + 1} × G)" for a, b in ranges)
         return (
             f"relaunch BigScience's Megatron-DeepSpeed with --skip-train-iteration-range {words}; "
-            f"where an iteration has G micro-batches, {wide}: no checkpoint counts what it passes "
-            "over; of others, skip the batches in the training script: DeepSpeed's config has no "
-            "such key"
+            f"where an iteration has G micro-batches, {wide}: no checkpoint counts what it skips; "
+            "of others, skip the batches in the training script: DeepSpeed's config has no such "
+            "key"
         )
 
     def advise_rewarm(

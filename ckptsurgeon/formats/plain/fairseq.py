@@ -220,7 +220,7 @@ class Fairseq(Format, NamesEpochs, NeedsLinks):
         """metaseq's flag takes ranges joined by commas; fairseq (0.12.2) has none. An update that
         metaseq passes over is not counted: the numbers of all later ones are lower."""
         flag = skipped.by_updates(ranges)
-        return f"relaunch metaseq with --skip-batches {flag}; fairseq passes over no data"
+        return f"relaunch metaseq with --skip-batches {flag}; fairseq skips no data"
 
     def advise_rewarm(
         self, state: State, kind: str, until: str, iterations: int

@@ -1,7 +1,7 @@
 """How large attention logits are by the weights alone, for inputs that the norm makes of noise.
 
-Of an input x with |x|² = d, as a norm leaves it, gain g and bias β: q = W_q(g x + β) + b. With x of
-no direction the second moments of q are M = W g² Wᵀ + c cᵀ, c = W β + b, and the root mean square
+Of an input x with |x|² = d, as a norm leaves it, gain g and bias β: q = W_q(g x + β) + b. With
+isotropic x the second moments of q are M = W g² Wᵀ + c cᵀ, c = W β + b, and the root mean square
 of a logit q·k / √w is √(tr(M_q M_k) / w). No logit of such inputs is above the bound, which takes
 the worst two. Both are of equal positions: a rotary embedding turns one against the other.
 """

@@ -1,4 +1,4 @@
-"""One picture of a run: what was kept, what was left, and why. Drawn with matplotlib."""
+"""One picture of a run: what was kept, what was abandoned, and why. Drawn with matplotlib."""
 
 from __future__ import annotations
 
