@@ -116,7 +116,7 @@ def prune(
             next=again(why="remove the rest"),
         ) from error
     common.report(
-        lambda: f"removed for good: the attics of {', '.join(item.id for item in chosen)}",
+        lambda: report.pruned(chosen),
         lambda: report.attic_json(listed, True),
     )
 

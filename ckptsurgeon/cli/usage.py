@@ -138,6 +138,8 @@ def _unexpected(extra: Sequence[str], words: Sequence[str], path: str, help: Hin
         if len(extra) == 1 and list(words).count(folder) == 1 and disk.is_folder(Path(folder)):
             at = list(words).index(folder)
             help = shell(["ckptsurgeon", *words[:at], "-C", folder, *words[at + 1 :]])
+    if path.endswith(" log") and len(extra) == 1 and folder.isdecimal():
+        help = command("diff", "--receipt", folder, why="what this surgery did")
     return UsageError(f"`{path}` takes no argument {what}", next=help)
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, NamedTuple
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.expressions import matching
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import HasHeads
@@ -106,6 +106,8 @@ def scaled(
 
 
 def named(heads: list[Logits], clip: QkClip) -> Iterator[str]:
-    """The heads that are scaled, the largest first, at most three."""
+    """The heads that are scaled, the largest first: three of them, and how many others."""
     for head in sorted(heads, key=lambda item: -item.rms)[:3]:
         yield f"{head.layer} head {head.head} ({clip.estimate(head):.3g})"
+    if len(heads) > 3:
+        yield f"and {count(len(heads) - 3, 'other')}"

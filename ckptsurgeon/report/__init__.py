@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckptsurgeon.report.attics import attic as attic
     from ckptsurgeon.report.attics import attic_json as attic_json
+    from ckptsurgeon.report.attics import pruned as pruned
     from ckptsurgeon.report.copies import export as export
     from ckptsurgeon.report.copies import export_json as export_json
     from ckptsurgeon.report.copies import flags_json as flags_json
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.report.style import with_apply as with_apply
 
 _PLACES = {
-    "attics": "attic attic_json",
+    "attics": "attic attic_json pruned",
     "copies": "export export_json flags_json fork fork_json",
     "differences": "diff diff_json",
     "document": "SCHEMA checkpoint_json diagnoses_json error_json log_json plan_json recovery_json "

@@ -15,10 +15,19 @@ if TYPE_CHECKING:
 
 def attic(attics: Sequence[Attic], style: Style) -> str:
     """One line for each surgery whose attic would go, and for each that stays."""
-    rows = table(map(_row, attics), style)
+    gone = [kept for kept in attics if not kept.stays]
+    total = Row("total", size(sum(kept.bytes for kept in gone)), sign="-")
+    rows = table([*map(_row, attics), *[total] * (len(gone) > 1)], style)
     if all(kept.stays for kept in attics):
         rows.insert(0, "nothing to prune: no surgery keeps files" + " that may go" * bool(rows))
     return "\n".join(rows)
+
+
+def pruned(attics: Sequence[Attic]) -> str:
+    """What is gone, and how much it was."""
+    ids = ", ".join(kept.id for kept in attics)
+    total = size(sum(kept.bytes for kept in attics))
+    return f"removed for good: {total} in {count(len(attics), 'attic')}, of {ids}"
 
 
 def _row(kept: Attic) -> Row:

@@ -224,10 +224,9 @@ def failed(error: OSError) -> SurgeryError:
     if error.errno == errno.EROFS and (refusal := read_only(Path(error.filename or "/"))):
         return refusal
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    act = "free some space" if full else "remove the cause"
     return SurgeryError(
         f"{error.filename or 'the disk'}: {error.strerror or error}",
-        next=f"{act}, then run the same command again",
+        next=space.MAKE_ROOM if full else "remove the cause, then run the same command again",
     )
 
 

@@ -9,12 +9,18 @@ from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, count
+from ckptsurgeon.hints import Hint, command
 from ckptsurgeon.plans.edits import Append, Edit, Move, Replace
 from ckptsurgeon.transaction.may_change import existing
 
 BLOCK = 4096
 """Bytes that a file system gives out at once, nearly everywhere: a write between two holes takes
 as much."""
+MAKE_ROOM: tuple[Hint, ...] = (
+    "free some space, then run the same command again",
+    command("prune", "--dry-run", why="how much past surgeries keep in the attic"),
+)
+"""What to do about a full disk."""
 MARGIN = 1.05
 """Free space and inodes that a plan asks for: 5 % more than it counts."""
 
@@ -51,7 +57,7 @@ def _check_free(folder: Path, sizes: list[int]) -> None:
         raise SurgeryError(
             f"{folder}: the plan needs {count(needed, 'byte', spec=',')} of free space, and there "
             f"are {free:,} (its journal and whole blocks count)",
-            next="free some space, then run the same command again",
+            next=MAKE_ROOM,
         )
     # One for each file, and one for a new directory of its own. Some file systems count none, and
     # rclone's mount says that all are taken: where that is so, the first file is refused.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptsurgeon import disk
+from ckptsurgeon.report.style import size
 from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.faults.inject import Fault
@@ -53,6 +54,17 @@ def test_what_was_pruned_is_named_at_once(surgeon: Surgeon, trained: Trained) ->
         told = surgeon("undo", *id, "--yes", "-C", root)
         assert told.exit_code == 1 and "the attic of receipt 0002 was pruned" in told.stderr
     assert "and neither can 0001 before it" in told.stderr
+
+
+def test_prune_says_how_much_it_is(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    for step in (6, 4):
+        surgeon("rollback", "--to", step, "--yes", "-C", root)
+    each = json.loads(surgeon("prune", "-n", "--json", "-C", root).stdout)["attics"]
+    total = size(sum(item["bytes"] for item in each))
+    assert f"\n  total  - {total}\n" in surgeon("prune", "-n", "-C", root).stdout
+    done = surgeon("prune", "--keep", 0, "--yes", "-C", root).stdout
+    assert done.endswith(f"removed for good: {total} in 2 attics, of 0001, 0002\n")
 
 
 def test_prune_keeps_the_newest(surgeon: Surgeon, trained: Trained) -> None:

@@ -194,6 +194,8 @@ def test_a_finished_plan_takes_no_overrides(surgeon: Surgeon, tmp_path: Path) ->
         ("status 50", "`ckptsurgeon status` takes no argument 50", "ckptsurgeon status --help"),
         ("-C a rollback --to 8 set-lr 0.5x", "two commands in one line: rollback and set-lr",
          "ckptsurgeon -C a rollback --to 8"),
+        ("log 0001", "takes no argument 0001", "ckptsurgeon diff --receipt 0001    "),
+        ("log a", "takes no argument a", "ckptsurgeon log --help"),
         ("verify --level 5", "'--level' must be at most 4",
          "ckptsurgeon verify --help"),
         ("verify --level", "option '--level' requires an argument", "ckptsurgeon verify --help"),

@@ -251,7 +251,7 @@ def test_a_plan_that_does_not_fit_is_refused_before_the_first_byte(small_disk: P
     with hooked(lambda *call: calls.append(call)):
         caught = refused(small_disk, plan, "needs 3.*bytes of free space, and there are")
     assert not calls
-    assert "free some space" in caught.next[0]
+    assert "free some space" in caught.next[0] and "prune --dry-run" in caught.next[1]
 
 
 def test_a_write_between_two_holes_takes_a_block(small_disk: Path) -> None:
@@ -322,5 +322,6 @@ def test_a_disk_that_fills_up_meanwhile_is_taken_back(small_disk: Path) -> None:
     with hooked(_at(45, fill)), pytest.raises(SurgeryError, match="No space left") as caught:
         journal.commit(run, toy.rollback(small_disk), logs=toy.logs(small_disk), jobs=1)
     assert caught.value.exit_code == 1 and "free some space" in caught.value.next[0]
+    assert "prune --dry-run" in caught.value.next[1]
     (small_disk / "filler").unlink()
     assert snapshot(small_disk, own=True) == before
