@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from ckptsurgeon.run.run import Run
 
 
+def _rules() -> list[str]:
+    return [*RULES]
+
+
+def _orders() -> list[str]:
+    return [*ORDERS]
+
+
 @dataclass(frozen=True)
 class RunOrLogs:
     """What a command accepts that reads the curves of a run, or of logs alone."""
@@ -43,7 +51,12 @@ class RunOrLogs:
     ] = None
     rule: Annotated[
         str | None,
-        typer.Option("--rule", metavar="NAME", help=f"Judge by one rule: {' '.join(RULES)}."),
+        typer.Option(
+            "--rule",
+            metavar="NAME",
+            help=f"Judge by one rule: {' '.join(RULES)}.",
+            autocompletion=_rules,
+        ),
     ] = None
     tag: Annotated[
         list[str] | None,
@@ -65,7 +78,12 @@ class RunOrLogs:
     ] = None
     order: Annotated[
         str | None,
-        typer.Option("--order", metavar="BY", help="Order files by wall, mtime or name."),
+        typer.Option(
+            "--order",
+            metavar="BY",
+            help="Order files by wall, mtime or name.",
+            autocompletion=_orders,
+        ),
     ] = None
 
     def run(self, common: Common) -> Run | None:

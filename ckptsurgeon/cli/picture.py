@@ -17,13 +17,25 @@ from ckptsurgeon.report.document import SCHEMA
 from ckptsurgeon.report.style import size, with_apply
 
 
+def _axes() -> list[str]:
+    from ckptsurgeon.report.picture.axes import KINDS
+
+    return [*KINDS]
+
+
 def picture(
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FILE", help="FILE.svg, FILE.png or FILE.html."),
     ],
     x: Annotated[
-        str, typer.Option("--x", metavar="AXIS", help="steps, tokens, samples or time.")
+        str,
+        typer.Option(
+            "--x",
+            metavar="AXIS",
+            help="steps, tokens, samples or time.",
+            autocompletion=_axes,
+        ),
     ] = "steps",
     dark: Annotated[bool, typer.Option("--dark", help="Dark theme; HTML has both.")] = False,
     *,

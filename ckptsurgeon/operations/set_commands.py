@@ -79,7 +79,7 @@ def _instead(pairs: Sequence[str], words: Sequence[str], apart: Sequence[str]) -
 
 def keys(ctx: typer.Context) -> list[str]:
     """KEY= of what `set` can change, and of what else the param groups of the latest step hold."""
-    known = [key for key in Hyperparameters.__dataclass_fields__ if key != "settings"]
+    known = [key for key in fields.names(Hyperparameters) if key != Hyperparameters.rest[0]]
     run = run_of(ctx)
     try:
         own = () if run is None else run.state(run.latest()).promise.settings or ()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cli.conftest import Surgeon
 from tests.conftest import Trained
 from tests.support.launch import REPO
 
@@ -62,7 +63,10 @@ def test_values_are_completed_where_they_are_known(trained: Trained) -> None:
     assert complete("ckptsurgeon rollback --reset ", root) == ["moments", "loss-scale"]
     assert complete("ckptsurgeon set-lr --decay-style ", root) == ["constant", "linear", "cosine"]
     assert complete("ckptsurgeon set beta", root) == ["beta1=", "beta2="]
-    assert "weight_decay=" in complete("ckptsurgeon set ", root)
+    for option, values in (("--x", ["steps", "tokens", "samples", "time"]),
+                           ("--order", ["wall", "mtime", "name"])):  # fmt: skip
+        assert complete(f"ckptsurgeon report {option} ", root) == values
+    assert complete("ckptsurgeon advise --rule olmo", root) == ["olmo2", "olmo-core"]
     assert complete("ckptsurgeon undo ", root) == []
     for step in (6, 4):
         surgeon = [sys.executable, "-m", "ckptsurgeon", "rollback", "--to", str(step), "--yes"]
@@ -72,6 +76,14 @@ def test_values_are_completed_where_they_are_known(trained: Trained) -> None:
     subprocess.run([*surgeon[:3], "undo", "--yes"], cwd=root, check=True, capture_output=True)
     assert complete("ckptsurgeon undo ", root) == ["0001"]
     assert complete("ckptsurgeon redo ", root) == ["0002"]
+
+
+def test_set_takes_each_key_that_is_completed(surgeon: Surgeon, trained: Trained) -> None:
+    root = trained()
+    offered = complete("ckptsurgeon set ", root)
+    assert {"lr=", "weight_decay="} <= {*offered}
+    for pair in offered:
+        assert "unknown key" not in surgeon("set", f"{pair}1", "-n", "-C", root).stderr, pair
 
 
 def test_bash_keeps_the_order_of_numbers() -> None:
