@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from ckptsurgeon import disk
@@ -29,9 +30,11 @@ from ckptsurgeon.report.style import (
     value,
 )
 from ckptsurgeon.report.vitals import signs
-from ckptsurgeon.transaction.home import EVENTS
+from ckptsurgeon.transaction.home import EVENTS, NOTE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckptsurgeon.formats import Checkpoint, Place, State
     from ckptsurgeon.logs.printed.comparison import Comparison
     from ckptsurgeon.look import Verification
@@ -190,16 +193,30 @@ def _events(run: Run) -> list[Row]:
     rows = []
     for source in run.log_sources():
         events = isinstance(source, EventFolder)
-        files = sum(1 for _ in disk.matching(source.path, f"*{EVENTS}*")) if events else 0
+        files = [*disk.matching(source.path, f"*{EVENTS}*")] if events else [source.path]
         for stream in source.streams():
-            notes = [count(files, "file")] if events else []
+            notes = [count(len(files), "file")] if events else []
             if stream.last is not None:
                 word = "step" if counts_steps(run, stream.last, stream.each) else "number"
-                notes.append(f"to {word} {stream.last}")
+                notes += [f"to {word} {stream.last}", *_written(files)]
             rows.append(Row("events" if events else "log", clean(stream.name), ", ".join(notes)))
     gone = [f"{clean(name)} is not there" for name in run.logs.lacking()]
     rows += [Row("events", what, "which ckptsurgeon.yaml names") for what in gone]
     return rows or [Row("events", "none")]
+
+
+def _written(files: Sequence[Path]) -> list[str]:
+    """When a trainer last wrote to a log; a cut leaves it at the time of the last event that
+    stays. Nothing of a log that is a folder."""
+    times = [
+        path.stat().st_mtime
+        for path in files
+        if not path.name.endswith(NOTE) and not disk.is_folder(path)
+    ]
+    if not times:
+        return []
+    last = datetime.fromtimestamp(max(times), timezone.utc)
+    return [f"written {last.isoformat(timespec='seconds')}"]
 
 
 def _surgery(run: Run) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,10 @@ def test_status_lists_each_with_its_last_step(surgeon: Surgeon, root: Path) -> N
     said = surgeon("status", "-C", root).stdout
     assert "tensorboard/" in said and "1 file, to step 40" in said
     assert "metrics.csv" in said and "logs/metrics.jsonl" in said
+    for log in (next((root / "tensorboard").iterdir()), root / "metrics.csv"):
+        os.utime(log, (1e9, 1e9))
+    said = surgeon("status", "-C", root).stdout
+    assert said.count("to step 40, written 2001-09-09T01:46:40+00:00\n") == 2
     document = json.loads(surgeon("status", "--json", "-C", root).stdout)
     assert document["logs"] == [
         {"name": "tensorboard/", "last_step": 40},
