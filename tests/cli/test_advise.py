@@ -8,6 +8,7 @@ import html
 import io
 import json
 import random
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -141,7 +142,7 @@ def test_a_recipe_comes_out_that_plan_accepts(surgeon: Surgeon, diverged: Path) 
 
 
 @pytest.mark.parametrize("others", [True, False], ids=["older-steps", "alone"])
-def test_a_step_that_is_too_close_to_the_onset_is_called_so_in_json_too(
+def test_a_step_that_is_too_close_to_the_onset_is_called_so_everywhere(
     surgeon: Surgeon, diverged: Path, others: bool
 ) -> None:
     """Only that is said of it: also where nothing else is saved, and not of an unsound step that
@@ -161,6 +162,10 @@ def test_a_step_that_is_too_close_to_the_onset_is_called_so_in_json_too(
     assert said == {198: (True, True), **(older if others else {})}
     lines = surgeon("advise", "-C", diverged).stdout.splitlines()
     assert [line.split()[0] for line in lines if "too close to onset" in line][-1:] == ["198"]
+    page = diverged / "run.html"
+    assert surgeon("report", "-C", diverged, "-o", page).exit_code == 0
+    rows = re.findall(r"<tr><td>(\d+)</td><td>\w+</td><td>\d+</td><td>(.*?)</td>", page.read_text())
+    assert [step for step, said in rows if said == "too close to onset"] == ["198"]
 
 
 def test_another_recipe_can_be_taken(surgeon: Surgeon, diverged: Path) -> None:

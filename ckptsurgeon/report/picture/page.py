@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ckptsurgeon.hints import Hint
+    from ckptsurgeon.look.advise import Advice
+    from ckptsurgeon.look.advise.candidates import Candidate
     from ckptsurgeon.look.timeline import Timeline
     from ckptsurgeon.report.advice import Proposal
 
@@ -69,7 +71,7 @@ def page(
     ]  # fmt: skip
     saved = [
         (str(item.step), "sound" if item.sound else "; ".join(item.findings),
-         str(item.distance.steps), "go back here" if item.step == diagnosis.back_to else "")
+         str(item.distance.steps), _advised(item, diagnosis))
         for item in diagnosis.candidates
     ]  # fmt: skip
     parts = [
@@ -109,6 +111,12 @@ def _recipes(
         for i, item in enumerate(proposals, 1)
     ]  # fmt: skip
     return [*parts, _table("What others did", ("--recipe", "", "why", "source"), rows)]
+
+
+def _advised(item: Candidate, diagnosis: Advice) -> str:
+    if item.step == diagnosis.back_to:
+        return "go back here"
+    return "too close to onset" if item.sound and item.too_near else ""
 
 
 def _svg(timeline: Timeline, x: str, theme: Theme, size: tuple[float, float], name: str) -> str:
