@@ -185,6 +185,21 @@ def test_words_stay_inside_and_off_each_other(size: tuple[float, float]) -> None
     assert "NaN" in words and "10k" in words
 
 
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_the_cross_of_a_branch_that_ends_last_is_whole(
+    timeline: Timeline, size: tuple[float, float]
+) -> None:
+    left = (Left(timeline.kept, 4, "0001"),)
+    told = replace(timeline, left=left, saved={}, skips=())
+    figure = _Sheet(told, "steps", LIGHT, size).figure()
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    (cross,) = [line for line in axes.lines if line.get_marker() == "x"]
+    middle = axes.transData.transform(cross.get_xydata())[0][0]
+    half = (cross.get_markersize() / 2 + cross.get_markeredgewidth() / 2) * figure.dpi / 72
+    assert middle + half <= axes.get_window_extent().x1
+
+
 @pytest.mark.parametrize("last", [math.nan, math.inf, 2.0])
 def test_a_branch_that_was_left_says_what_it_ended_in(last: float) -> None:
     points = [(step, {"loss": 2.0}, math.nan) for step in range(1, 150)]
@@ -262,7 +277,8 @@ def test_every_axis_is_drawn(timeline: Timeline, x: str) -> None:
 def test_the_foot_counts_what_was_discarded(timeline: Timeline) -> None:
     """32 tokens a sample, 8 samples a step: 4 steps were kept and 4 discarded."""
     assert footer(timeline) == (
-        "kept 1.024k tokens   ·   discarded 1.024k tokens, 50 % of what was trained"
+        "kept 1.024k tokens   ·   discarded 1.024k tokens, "
+        "50\N{NO-BREAK SPACE}% of what was trained"
     )
 
 

@@ -65,7 +65,10 @@ def footer(timeline: Timeline) -> str:
     text = f"kept {short(kept)} {unit}"
     if thrown:
         share = 100 * thrown / (kept + thrown)
-        text += f"   ·   discarded {short(thrown)} {unit}, {share:.0f} % of what was trained"
+        text += (
+            f"   ·   discarded {short(thrown)} {unit}, {share:.0f}\N{NO-BREAK SPACE}% of what was"
+        )
+        text += " trained"
     return text
 
 

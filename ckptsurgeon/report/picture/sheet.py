@@ -38,6 +38,8 @@ FALL = 0.02
 STRIPS = ((LR, "lr"), (GRAD_NORM, "grad\nnorm"), (LOSS_SCALE, "loss\nscale"))
 LEFT, RIGHT = 0.9, 0.15
 """Inches beside the axes."""
+MARK = 0.09
+"""Inches in the axes beside the last step: the cross there is whole."""
 GAP = 0.01
 """The share of the x axis from which on a pause is shown as one."""
 
@@ -121,7 +123,8 @@ class _Sheet:
         for item, (signal, name) in zip(axes[1 + len(row) :], strips, strict=True):
             self._strip(item, signal, name)
         self._onset(axes)
-        first.set_xlim(self.low, self.high + 0.012 * (self.high - self.low))
+        room = MARK / (width - LEFT - RIGHT)
+        first.set_xlim(self.low, self.high + room * (self.high - self.low))
         axes[-1].tick_params(axis="x", labelbottom=True, length=3)
         axes[-1].set_xlabel(self.axis.label)
         axes[-1].xaxis.set_major_formatter(ticks.short)
