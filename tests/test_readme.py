@@ -40,6 +40,24 @@ def test_the_readme_can_be_read_at_night() -> None:
     assert len(README.split()) <= 1400
 
 
+def test_the_readme_goes_from_the_emergency_to_the_reference() -> None:
+    """The promise, how to install it, the night on which it is needed; commands and docs follow."""
+    above, *parts = re.split(r"^## ", README, flags=re.MULTILINE)
+    assert "docs/demo.svg" in above and "exactly\n> as it was" in above and "`undo`" in above
+    assert [part.partition("\n")[0] for part in parts] == [
+        "Install", "My run diverged", "Other emergencies", "Is my trainer supported?", "Commands",
+        "How it stays safe", "Documentation", "The bundled trainer",
+    ]  # fmt: skip
+    install, night, others, trainers, commands = parts[:5]
+    assert "--install-completion" in install
+    typed = re.findall(r"^\$ ckptsurgeon ([\w-]+)", night, re.MULTILINE)
+    assert typed == ["status", "advise", "plan", "apply", "undo"] and "--relaunch" in night
+    assert others.count(" | `ckptsurgeon ") >= 10
+    assert "trainer | edit | relaunch | set by flags" in trainers
+    said = re.findall(r"^`.*?`\s*\| (.*)$", re.sub(r"\]\(.*?\)", "]", commands), re.MULTILINE)
+    assert len(said) > 30 and max(len(words.split()) for words in said) <= 12
+
+
 def test_every_command_is_in_the_readme() -> None:
     from ckptsurgeon.cli.commands import commands
 

@@ -194,6 +194,7 @@ def test_the_cross_of_a_branch_that_ends_last_is_whole(
     figure = _Sheet(told, "steps", LIGHT, size).figure()
     figure.canvas.draw()
     axes = figure.axes[0]
+    assert "abandoned" in [text.get_text() for each in figure.legends for text in each.get_texts()]
     (cross,) = [line for line in axes.lines if line.get_marker() == "x"]
     middle = axes.transData.transform(cross.get_xydata())[0][0]
     half = (cross.get_markersize() / 2 + cross.get_markeredgewidth() / 2) * figure.dpi / 72
