@@ -6,6 +6,7 @@ SurgeryError                     exit 1   failed or refused; the run is exactly 
 ├── UsageError                   exit 2   the request itself is wrong (flag, recipe key, value)
 ├── DamagedFile                  exit 1   a file is not what its reader needs: path and byte offset
 ├── NotUnderstood                exit 1   a file is sound, and what a field of it means is not known
+│   └── Impossible               exit 1   no trainer goes on with the value: `verify` finds it
 ├── VerificationFailed           exit 4   the disk disagrees with the promise
 └── InterruptedSurgery           exit 5   a committed surgery is waiting for `recover`
 """
@@ -124,6 +125,11 @@ class NotUnderstood(SurgeryError):
 
     def __init__(self, what: str, *, next: Hint | Sequence[Hint] = SHOW) -> None:
         super().__init__(what, next=next)
+
+
+class Impossible(NotUnderstood):
+    """The value is a number that none of its kind can be, or has no end. Its file can be read, and
+    the step is not sound."""
 
 
 class VerificationFailed(SurgeryError):

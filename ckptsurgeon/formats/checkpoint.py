@@ -71,7 +71,7 @@ class Checkpoint(Trees, ABC):
 
     def locate(self, field: str) -> Sequence[Place]:
         """Every place that `field`, one of `fields.FIELDS`, is kept in, in every shard; an empty
-        list when it is kept nowhere. Raises DamagedFile for a value that it can't have."""
+        list when it is kept nowhere. Raises NotUnderstood for a value that it can't have."""
         assert field in FIELDS, f"no field is called {field}"
         if field not in self._places:
             with of_field(field), understood(self.path):

@@ -371,3 +371,21 @@ def test_a_folder_that_is_only_named_like_a_trainers_leads_to_a_page_that_reads_
     assert typed("set-lr", "1e-4", "--yes", "--format", str(page))[0] == 0
     told = Run.open(root, str(page)).checkpoint(12).state().promise.lr
     assert usual is not None and told == pytest.approx(usual / 10)
+
+
+@pytest.mark.parametrize("newest", [12, 16])
+def test_a_step_of_such_a_loop_leaves_with_all_that_has_its_number(
+    tmp_path: Path, newest: int
+) -> None:
+    """Half of a step would be what its own restart finds; of torchtitan all is in the folder."""
+    root = own(tmp_path / "run")
+    names = [f"{kind}.{step}" for step in (8, 12, newest) for kind in ("meta", "rng")]
+    for name in (*names, "notes.txt", "mp4.12"):
+        (root / name).write_text(name)
+    before = snapshot(root)
+    run = Run.open(root)
+    surgery.apply(run, surgery.plan(run, from_data({"rollback": {"to": 8}})))
+    left = {path.name for path in root.iterdir()} - {".ckptsurgeon"}
+    assert left == {"step-8", "meta.8", "rng.8", "notes.txt", "mp4.12"}
+    surgery.apply(run, surgery.plan_undo(run))
+    assert snapshot(root) == before

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ckptsurgeon import Run
-from ckptsurgeon.errors import DamagedFile
+from ckptsurgeon.errors import Impossible
 from ckptsurgeon.formats import FIELDS
 from ckptsurgeon.formats.fields.shard_files import read_shards
 from ckptsurgeon.formats.plain.checkpoint import TorchCheckpoint
@@ -43,5 +43,5 @@ def test_an_impossible_value_is_refused_each_time_it_is_asked_for(tmp_path: Path
     torch.save({"state": {}, "param_groups": [group]}, file)
     checkpoint = TorchCheckpoint(file, 1, *read_shards([file]), optimizers=((file, ()),))
     for _ in range(2):
-        with pytest.raises(DamagedFile, match="lr is nan"):
+        with pytest.raises(Impossible, match=r"param_groups\.0\.lr is nan"):
             checkpoint.locate("lr")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from ckptsurgeon import Plan, Run, look, plan, plan_undo, surgery
-from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
+from ckptsurgeon.errors import Impossible, SurgeryError, UsageError
 from ckptsurgeon.formats.described.draft import draft
 from ckptsurgeon.recipe.file import from_data
 from tests.support.lerobot_files import END, EVERY, Loop, adamw, run
@@ -192,12 +192,12 @@ def test_the_loop_counts_on_from_the_iteration_that_was_set(tmp_path: Path) -> N
     assert Loop(tmp_path).resume().step == 6
 
 
-def test_a_count_that_no_optimizer_has_is_damage_with_its_place(tmp_path: Path) -> None:
+def test_a_count_that_no_optimizer_has_is_named_with_its_place(tmp_path: Path) -> None:
     file = run(tmp_path) / "checkpoints" / "000006" / STATE
     tensors = load_file(file)
     tensors["state/1/step"] = torch.tensor(float("nan"))
     save_file(tensors, file)
-    with pytest.raises(DamagedFile, match=r"state\.1\.step"):
+    with pytest.raises(Impossible, match=r"state\.1\.step is nan"):
         plan(Run.open(tmp_path), from_data({"reset": ["moments"]}))
 
 

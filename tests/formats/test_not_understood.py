@@ -6,6 +6,7 @@ and trainer state; torch's own reader is asked after each surgery."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,16 @@ from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.style import Style
 from tests.formats import matrix
 from tests.support import odd_leaves
-from tests.support.odd_leaves import IN_JSON, ODD, STRANGER, Keys, make_odd, places, read
+from tests.support.odd_leaves import (
+    IN_JSON,
+    ODD,
+    OF_EVERY_RANK,
+    STRANGER,
+    Keys,
+    make_odd,
+    places,
+    read,
+)
 from tests.support.snapshot import differs, snapshot
 
 LOOK = Style(False, 100)
@@ -134,10 +144,17 @@ def apart(name: str, file: str, path: Keys) -> bool:
     return name == "moments" and file.endswith(("scheduler.pt", "trainer_state.json"))
 
 
+def alike(root: Path, format: str, file: str, path: Keys) -> list[str]:
+    """`file` and the files of its step that have the same keys, as of other ranks."""
+    found = candidates(root, format)
+    return [each for each, keys in found if keys == path and each[-3:] == file[-3:]]
+
+
 def check(root: Path, format: str, odd: tuple[str, Keys], kind: str, name: str) -> None:
     """The law, for one odd place and one recipe."""
     file, path = odd
-    make_odd(root / file, path, kind)
+    for each in alike(root, format, file, path) if kind in OF_EVERY_RANK else [file]:
+        make_odd(root / each, path, kind)
     assert "damaged" not in looks(Run.open(root, format))
     refused = operate(root, format, name)
     if refused is None:
@@ -294,3 +311,54 @@ def test_a_count_of_none_stops_nothing_and_states_by_name_a_reset_alone(
         assert refused is None
     else:
         assert refused is not None and "no known optimizer keeps inner" in refused.what
+
+
+# --- numbers that no trainer uses ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("field", ["lr", "betas", "eps", "weight_decay"])
+def test_a_number_that_no_trainer_uses_is_found_and_stops_only_its_field(
+    tmp_path: Path, field: str, number: float
+) -> None:
+    """Its step is not sound, and every byte of it is: nothing is called damaged."""
+    root = odd_leaves.one_file(tmp_path / "run")
+    format = RUNS["one file"][1]
+    saved = torch.load(root / "ckpt_6.pt", weights_only=True)
+    saved["optimizer"]["param_groups"][0][field] = (0.9, number) if field == "betas" else number
+    torch.save(saved, root / "ckpt_6.pt")
+    before = snapshot(root)
+    run = Run.open(root, format)
+    (finding,) = look.verify(run).findings
+    assert f"{field} is not understood: ckpt_6.pt: optimizer.param_groups.0.{field}" in finding
+    told = report.status(run, run.state(6), None, LOOK) + str(diagnose(run))
+    assert finding in " ".join(told.split()) and "damaged" not in told
+    for name in ("rollback", "lr", *SETTINGS):
+        refused = None
+        try:
+            surgery.apply(run, surgery.plan(run, recipe(name, run)))
+        except NotUnderstood as error:
+            refused = error
+        assert (refused is not None) is (name == field), (name, refused)
+        if refused is None:
+            surgery.apply(run, surgery.plan_undo(run))
+        assert differs(snapshot(root), before, times=False) is None
+
+
+@pytest.mark.long
+def test_no_limit_and_a_seed_of_anybodys_are_sound(tmp_path: Path) -> None:
+    """-1 is "any seed" to some, torch's own seeds have 64 bits, and an infinite norm clips none."""
+    root = matrix.make("DeepSpeed ZeRO 1", tmp_path / "run")
+    for seed, clip in ((-1, math.inf), ((1 << 64) - 1, -1.0)):
+        for file in root.rglob("*_states.pt"):
+            saved = torch.load(file, weights_only=False)
+            if "args" in saved:
+                saved["args"].seed, saved["args"].clip_grad = seed, clip
+            else:
+                saved["optimizer_state_dict"]["clip_grad"] = clip
+            torch.save(saved, file)
+        looks(Run.open(root))
+        for name in ("rollback", "betas", "moments"):
+            assert operate(root, "", name) is None
+        promised = Run.open(root).state(Run.open(root).latest()).promise
+        assert promised.clip_grad == (clip if clip > 0 else None) and promised.seed is None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 Keys = tuple[Any, ...]
@@ -28,9 +29,17 @@ ODD: Mapping[str, Any] = {
     "a class": Stranger(),
     "a text": "auto",
     "a list": [0.1, 0.2],
+    "an empty tuple": (),
+    "an array": np.array([0.1, 0.2]),
+    "a complex number": 1j,
+    "true": True,
+    "below 0": -1.0,
+    "beyond 64 bits": 1 << 70,
 }
-IN_JSON = ("none", "a text", "a list")
+IN_JSON = ("none", "a text", "a list", "true", "below 0", "beyond 64 bits")
 """Those that JSON can say."""
+OF_EVERY_RANK = ("true", "below 0", "beyond 64 bits")
+"""Those that are numbers: shards that have others contradict each other."""
 BESIDE = ("model", "args", "rng_state", "rerun_state_machine", "checkpoint_version")
 """Keys of a file that are no state of an optimizer, a scheduler or a trainer."""
 

@@ -64,17 +64,23 @@ class DcpCheckpoint(DcpShards, Cools, NamesGroups, ABC):
         every = (*(saved for saved, _ in named), *self.models)
         self.folders = {saved.path: saved for saved in every}
 
+    @property
+    def foreign(self) -> str:
+        """A name of an optimizer that is not this trainer's, in a folder that is only named so; no
+        text where there is none."""
+        if not self.named_by_folder:
+            return ""
+        if any(True for each in self.optimizers if each.groups or any(each.steps())):
+            return ""
+        return next((name for name in self.saved.items if FOREIGN.search(name)), "")
+
     def refuse_foreign(self) -> None:
         """Raise NotUnderstood for a folder with an optimizer by names that are not this trainer's:
         only the name of the step is."""
-        if not self.named_by_folder:
-            return
-        if any(True for each in self.optimizers if each.groups or any(each.steps())):
-            return
-        if names := [name for name in self.saved.items if FOREIGN.search(name)]:
+        if name := self.foreign:
             raise NotUnderstood(
                 f"{self.path.name} is named like a step of {self.trainer} but is not one: it holds "
-                f"{names[0]}, and nothing named {self.prefix}*; a page with `loader: dcp` can say "
+                f"{name}, and nothing named {self.prefix}*; a page with `loader: dcp` can say "
                 "what is whose (docs/described.md)",
                 next=command("check-format", "FILE", why="tries your page; then --format FILE"),
             )

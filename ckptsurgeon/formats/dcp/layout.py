@@ -24,7 +24,8 @@ from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
 from ckptsurgeon.formats.fields.shard_files import opened, read_shards
 from ckptsurgeon.formats.fields.understood import problem
 from ckptsurgeon.formats.fields.values import Rival, State
-from ckptsurgeon.formats.layout import FindsStep, Format, LogsBeside
+from ckptsurgeon.formats.layout import FindsStep, Format, LogsBeside, NamesMore
+from ckptsurgeon.formats.siblings import Siblings, siblings
 from ckptsurgeon.formats.step_folders import files_below, folders_in
 from ckptsurgeon.hints import Hint, command
 
@@ -32,7 +33,7 @@ CONFIG = "config.json"
 """What OLMo-core's ConfigSaverCallback leaves in each step."""
 
 
-class Torchtitan(Format, FindsStep, LogsBeside):
+class Torchtitan(Format, FindsStep, LogsBeside, NamesMore):
     """`<root>/step-<N>/` with `.metadata` and `.distcp` files."""
 
     name = "torchtitan"
@@ -79,6 +80,26 @@ class Torchtitan(Format, FindsStep, LogsBeside):
     def entries(self, run: Path, step: int) -> list[Path]:
         """The folder."""
         return [self.directory(run, step)]
+
+    def begun(self, run: Path, step: int) -> list[Path]:
+        """What has the number of a later step in its name, beside the folders of a loop of one's
+        own that are only named like this trainer's."""
+        found = self._siblings(run, step)
+        numbers = sorted({*found.own} & {*self.steps(run), *found.beyond})
+        return [path for each in numbers if each > step for path in found.own[each]]
+
+    def unclear(self, run: Path, step: int) -> list[Path]:
+        """Such a name that may mean something else."""
+        found = self._siblings(run, step).unclear
+        later = (path for each in sorted(found) if each > step for path in found[each])
+        return list(dict.fromkeys(later))
+
+    def _siblings(self, run: Path, step: int) -> Siblings:
+        """Of a loop of one's own; this trainer saves all of a step in its folder."""
+        folders = {each: [self.directory(run, each)] for each in self.steps(run)}
+        if len(folders) < 2 or not self.open(run, step).foreign:
+            return Siblings()
+        return siblings(run, folders, ())
 
     def files(self, run: Path, step: int) -> list[Path]:
         """All that lies in the folder, at any depth."""

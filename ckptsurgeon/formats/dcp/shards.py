@@ -14,14 +14,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import DamagedFile, SurgeryError, count
+from ckptsurgeon.errors import count
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.dcp import METADATA, NEW, Saved, Whole
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.capabilities import HasArchives, HasWeights, NamesMoments
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.dcp import weights
-from ckptsurgeon.formats.fields.understood import impossible, problem
+from ckptsurgeon.formats.fields.understood import problem
 from ckptsurgeon.formats.fields.values import MOMENTS, Blob, Box, Part, Place, Weight
 from ckptsurgeon.plans.edits import Append, Change, Content, Key
 
@@ -138,15 +138,6 @@ class DcpShards(Checkpoint, NamesMoments, HasWeights, HasArchives):
         for place in (place for place in places if place.file in self.folders):
             if reason := problem(name, place.value):
                 raise self.refused(name, place, reason)
-
-    def refused(self, name: str, place: Place, reason: str) -> SurgeryError:
-        """As `Checkpoint` does."""
-        saved = self.folders.get(place.file)
-        if saved is None or not impossible(place.value):
-            return super().refused(name, place, reason)
-        item = saved.of(place.path)
-        where = str(saved.folder / item.file)
-        return DamagedFile(where, item.start, f"{place.path[0]}: {reason}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

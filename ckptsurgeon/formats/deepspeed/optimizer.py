@@ -14,6 +14,7 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.deepspeed import universal
 from ckptsurgeon.formats.fields.columns import Column, Places
+from ckptsurgeon.formats.fields.understood import mapping, understood
 from ckptsurgeon.formats.fields.values import Place, StateDict
 from ckptsurgeon.formats.optimizers.state_dict import by_key, state_dict
 from ckptsurgeon.formats.places import optimizer_state
@@ -57,7 +58,7 @@ def optimizers(trees: Mapping[Path, Any], path: Path) -> Iterator[Optimizer]:
     elif OPTIM.fullmatch(path.name):
         outer: tuple[Key, ...] = ("optimizer_state_dict",)
         state = tree["optimizer_state_dict"]
-        if "base_optimizer_state" in state:  # ZeRO 1 and 2
+        if "base_optimizer_state" in mapping(state):  # ZeRO 1 and 2
             elastic = not isinstance(state["base_optimizer_state"], dict)
             yield Optimizer(path, outer, (*outer, "base_optimizer_state"), elastic)
         else:  # ZeRO 3 repeats the key
@@ -88,7 +89,7 @@ def states(checkpoint: Checkpoint, item: Optimizer) -> optimizer_state.States:
     """Every state; an elastic checkpoint has them in a list."""
     if not item.elastic:
         return optimizer_state.states(checkpoint, item.file, item.base)
-    entries = get(checkpoint.trees[item.file], item.base)
+    entries = _kept(checkpoint, item)
     return optimizer_state.States(item.base, dict(enumerate(entries)))
 
 
@@ -99,15 +100,20 @@ def saved(checkpoint: Checkpoint, item: Optimizer) -> StateDict:
     if item.elastic:
         columns = by_key(item.file, *states(checkpoint, item))
         return StateDict(item.file, {key: Places(each) for key, each in columns.items()}, {})
-    return state_dict(item.file, item.base, get(checkpoint.trees[item.file], item.base))
+    return state_dict(item.file, item.base, _kept(checkpoint, item))
 
 
 def header(checkpoint: Checkpoint, item: Optimizer) -> StateDict:
     """The same, with one place of each key of the states."""
     if item.universal or item.elastic:
         return saved(checkpoint, item)
-    tree = get(checkpoint.trees[item.file], item.base)
-    return state_dict(item.file, item.base, tree, bare=True)
+    return state_dict(item.file, item.base, _kept(checkpoint, item), bare=True)
+
+
+def _kept(checkpoint: Checkpoint, item: Optimizer) -> Any:
+    """What the file has at `base`. Raises NotUnderstood where that leads nowhere."""
+    with understood(item.file):
+        return get(checkpoint.trees[item.file], item.base)
 
 
 def moment(checkpoint: Checkpoint, item: Optimizer, name: str) -> Iterable[Column]:

@@ -20,11 +20,11 @@ from ckptsurgeon.formats.described.checkpoint import expanded
 from ckptsurgeon.formats.described.description import Content, Description, KeyPath
 from ckptsurgeon.formats.described.file_pattern import FilePattern
 from ckptsurgeon.formats.described.sharded import SHARDS, begun
-from ckptsurgeon.formats.described.siblings import Siblings, siblings
 from ckptsurgeon.formats.fields.understood import is_count
 from ckptsurgeon.formats.layout import CleansUp, Format, NamesMore, SavesOver, leads_inside
 from ckptsurgeon.formats.megatron.dist import CONFIG, common_file, common_state
 from ckptsurgeon.formats.places.json_beside import is_json
+from ckptsurgeon.formats.siblings import Siblings, siblings
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.transaction.home import is_log
 

@@ -17,9 +17,9 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.described.checkpoint import expanded
 from ckptsurgeon.formats.described.description import Content, Description, KeyPath
 from ckptsurgeon.formats.described.file_pattern import FilePattern
-from ckptsurgeon.formats.described.siblings import numbers
 from ckptsurgeon.formats.fields.constants import ODD
 from ckptsurgeon.formats.fields.understood import is_count
+from ckptsurgeon.formats.siblings import numbers
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.transaction.home import HOME
 

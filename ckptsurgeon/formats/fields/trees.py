@@ -8,7 +8,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ckptsurgeon.errors import DamagedFile, NotUnderstood, SurgeryError
+from ckptsurgeon.errors import Impossible, NotUnderstood, SurgeryError
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.archives.storage_edit import contiguous
 from ckptsurgeon.files.dtypes import FLOATS, ITEM_BYTES, NUMBERS, element, number
@@ -133,8 +133,7 @@ class Trees:
         places: Sequence[Place],
         problem: Callable[[str, Any], str] = problem,
     ) -> None:
-        """Raise NotUnderstood for a value of a kind of which `problem` finds that `name` can't have
-        it, DamagedFile for one that no field can have."""
+        """Raise NotUnderstood for a value of which `problem` finds that `name` can't have it."""
         for column in Places.of(places).columns:
             if any(problem(name, each) for each in _apart(column)):
                 for place in column:
@@ -143,14 +142,10 @@ class Trees:
 
     def refused(self, name: str, place: Place, reason: str) -> SurgeryError:
         """The error of a place whose value is not one of `name`."""
-        if not impossible(place.value):
-            key, _, rest = reason.removeprefix(name).partition(" is ")
-            where = ".".join(map(str, place.path))
-            return NotUnderstood(
-                f"{name} is not understood: {place.file.name}: {where}{key} is {rest}"
-            )
-        start = self.archives[place.file].payload(PICKLE)
-        return DamagedFile(str(place.file), start, f"{PICKLE}: {reason}")
+        key, _, rest = reason.removeprefix(name).partition(" is ")
+        where = ".".join(map(str, place.path))
+        kind = Impossible if impossible(place.value) else NotUnderstood
+        return kind(f"{name} is not understood: {place.file.name}: {where}{key} is {rest}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

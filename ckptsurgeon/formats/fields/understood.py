@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsurgeon.errors import NotUnderstood, SurgeryError, count
+from ckptsurgeon.errors import Impossible, NotUnderstood, SurgeryError, count
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import Key
 
@@ -26,8 +26,7 @@ MAX_RANKS = 1 << 20
 """Ranks of the largest world: a list of file names is made of it."""
 
 NUMBERS = {
-    "max_lr", "min_lr", "initial_lr", "weight_decay", "loss_scale", "clip_grad",
-    "warmup", "decay", "adam_step",
+    "max_lr", "min_lr", "initial_lr", "weight_decay", "loss_scale", "warmup", "decay", "adam_step",
 }  # fmt: skip
 COUNTS = {
     "consumed_samples", "seed", "iteration", "global_steps", "tokens", "global_batch_size",
@@ -43,6 +42,8 @@ def problem(field: str, value: Any) -> str:
         right, requirement = is_number(value), "a finite number, 0 or more"
     elif field in COUNTS:
         right, requirement = is_count(value), "a whole number, 0 or more"
+    elif field == "clip_grad":  # infinite: nothing is clipped
+        right, requirement = is_number(value) or value == math.inf, "a number, 0 or more"
     elif field == "betas":
         right = isinstance(value, (list, tuple)) and 2 <= len(value) <= MAX_BETAS
         right, requirement = right and all(map(is_number, value)), "finite numbers, 0 or more"
@@ -67,15 +68,15 @@ def problem(field: str, value: Any) -> str:
 
 
 def impossible(value: Any) -> bool:
-    """Whether `value` is a number, or has numbers side by side, that no field can have: NaN, below
-    0, too large; or has no end. All else that a field does not take is of a kind that is not known
-    here, which may be sound."""
-    if not is_bounded(value):
+    """Whether `value` is NaN or infinite, or has such a number side by side, or has no end: no
+    trainer goes on with it. All else that a field does not take is of a kind that is not known
+    here, which may be sound: -1 is the seed of some, and no limit of others."""
+    if _nodes(value) is None:
         return True
     items: Iterable[Any] = value if isinstance(value, (list, tuple)) else [value]
     if isinstance(value, Mapping):
         items = value.values()
-    return any(type(item) in (int, float) and not is_number(item) for item in items)
+    return any(type(item) is float and not math.isfinite(item) for item in items)
 
 
 def refusal(field: str, value: Any, requirement: str) -> str:
@@ -104,19 +105,23 @@ def is_count(value: Any) -> bool:
 
 def is_bounded(value: Any) -> bool:
     """Whether a walk through `value` ends soon, and its integers can be printed."""
-    todo, nodes = [value], 0
-    while todo:
-        item = todo.pop()
-        nodes += 1
-        if nodes > MAX_NODES or (isinstance(item, int) and abs(item) > MAX_INTEGER):
-            return False
+    nodes = _nodes(value)
+    return nodes is not None and not any(
+        isinstance(item, int) and abs(item) > MAX_INTEGER for item in nodes
+    )
+
+
+def _nodes(value: Any) -> list[Any] | None:
+    """Every value in `value`, itself the first; None where a walk through it does not end soon."""
+    nodes = [value]
+    for item in nodes:  # which grows
         if isinstance(item, dict):
-            todo += [*item.keys(), *item.values()]
+            nodes += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple, set, frozenset)):
-            todo += item
-        if len(todo) > MAX_NODES:
-            return False
-    return True
+            nodes += item
+        if len(nodes) > MAX_NODES:
+            return None
+    return nodes
 
 
 def refuse_rates(rates: Iterable[float]) -> None:
@@ -155,6 +160,8 @@ def said_in(sentences: list[str]) -> Iterator[None]:
     the state says it."""
     try:
         yield
+    except Impossible as error:
+        sentences.append(error.what)
     except NotUnderstood:
         pass
     except SurgeryError as error:

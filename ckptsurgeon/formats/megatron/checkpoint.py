@@ -173,7 +173,8 @@ class MegatronCheckpoint(
         scheduler gives each group its share of one weight decay."""
         of_group = str(place.path[-1]).rpartition(".")[2] == "weight_decay"
         if key == "weight_decay" and of_group and self.schedule() is not None:
-            return value * multiplier(self.group_around(place))
+            with understood(place.file):
+                return value * multiplier(self.group_around(place))
         if key != "eps":
             return value
         main = self.all_groups()[self.main()].get("eps")
@@ -266,6 +267,8 @@ class MegatronCheckpoint(
         schedule, args = self.schedule(), self.args()
         groups = self.all_groups()
         if not groups:
+            for error in self.odd:
+                raise error
             raise SurgeryError(
                 f"{self.path.name} keeps no optimizer (saved with --no-save-optim)",
                 next=command("status", why="a step that has one"),
@@ -274,7 +277,7 @@ class MegatronCheckpoint(
             self.clear(name)
         floats: list[float] = []
         if odd := next((self.unclear[name] for name in SCHEDULE if name in self.unclear), ""):
-            self.unclear["lr"] = odd
+            self.unclear["lr"] = self.unclear["scheduler"] = odd
         rates = floats
         if not odd:
             rates = self.where_clear("lr", lambda: [self.rate(group) for group in groups], rates)
@@ -293,7 +296,7 @@ class MegatronCheckpoint(
         if "eps" not in self.unclear:
             eps = groups[main].get("eps", eps)  # µP has others in hidden layers
         named: Mapping[str, Any] | None = None
-        if schedule is not None:
+        if schedule is not None and not odd:
             plain = partial(arguments.plain, schedule, groups[main])
             named = self.where_clear("scheduler", plain, named)
         return State(

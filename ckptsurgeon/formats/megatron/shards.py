@@ -13,7 +13,7 @@ from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.files.pickles.tree import Object, get, tensors
 from ckptsurgeon.formats.capabilities import HasPadding
 from ckptsurgeon.formats.checkpoint import Checkpoint
@@ -55,6 +55,8 @@ class MegatronShards(Checkpoint, HasPadding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.odd: list[NotUnderstood] = []
+        """What is in the place of an optimizer, and is none."""
         with understood(self.path):
             self._roots = list(self.find_roots())
             if not self._roots:
@@ -86,6 +88,10 @@ class MegatronShards(Checkpoint, HasPadding):
             state = get(self.trees[file], path)
         except KeyError:
             return
+        inner = state.get("optimizer") if isinstance(state, Mapping) else None
+        for keys, found in ((path, state), ((*path, "optimizer"), inner)):
+            if found is not None and not isinstance(found, (Mapping, list, tuple)):
+                self.odd.append(not_understood(file, keys, found, "an optimizer"))
         if isinstance(state, Mapping) and "param_groups" in state:
             yield Optimizer(file, path, (*path, "grad_scaler"))
         elif isinstance(state, Mapping) and "optimizer" in state:

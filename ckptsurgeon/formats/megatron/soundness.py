@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptsurgeon.errors import NotUnderstood, SurgeryError
+from ckptsurgeon.errors import Impossible, NotUnderstood, SurgeryError
 from ckptsurgeon.formats.fields.understood import is_count, said_in, understood
 from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.formats.megatron.shards import MegatronShards
@@ -41,7 +41,8 @@ def _values(checkpoint: MegatronShards) -> Iterator[str]:
             by_path: dict[tuple[Key, ...], list[Place]] = {}
             for place in checkpoint.locate(name):
                 by_path.setdefault(place.path, []).append(place)
-        except NotUnderstood:
+        except NotUnderstood as error:
+            yield from [error.what] if isinstance(error, Impossible) else []
             continue
         except SurgeryError as error:
             yield error.what
@@ -74,6 +75,8 @@ def _rates(checkpoint: MegatronShards) -> Iterator[str]:
     """The saved lr and the schedule: what differs was edited by hand, or is of another step."""
     if checkpoint.schedule() is None:
         return
+    for name in ("max_lr", "min_lr"):
+        checkpoint.locate(name)  # what is not understood there is computed with nowhere
     for item in checkpoint.optimizers():
         for i, group in enumerate(checkpoint.groups(item)):
             saved, rate = group.get("lr"), checkpoint.rate(group)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import disk
-from ckptsurgeon.errors import DamagedFile, SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.archives.archive import Archive
 from ckptsurgeon.files.archives.safetensors import FlattenedFile, SafetensorsFile
@@ -16,7 +15,7 @@ from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.columns import Places
 from ckptsurgeon.formats.fields.constants import SAFE
 from ckptsurgeon.formats.fields.shard_files import read_shards
-from ckptsurgeon.formats.fields.understood import impossible, problem
+from ckptsurgeon.formats.fields.understood import problem
 from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.plans.edits import Append, Change, Content
 
@@ -39,12 +38,6 @@ class JsonBeside(Checkpoint):
         for place in Places(column for column in columns if column.file in self.texts):
             if reason := problem(name, place.value):
                 raise self.refused(name, place, reason)
-
-    def refused(self, name: str, place: Place, reason: str) -> SurgeryError:
-        """As `Checkpoint` does."""
-        if place.file not in self.texts or not impossible(place.value):
-            return super().refused(name, place, reason)
-        return DamagedFile(str(place.file), 0, f"{'.'.join(map(str, place.path))}: {reason}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

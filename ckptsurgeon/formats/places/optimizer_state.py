@@ -11,7 +11,7 @@ from ckptsurgeon.files.dtypes import NUMBERS
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.fields.columns import Column, Places
-from ckptsurgeon.formats.fields.understood import is_number, not_understood
+from ckptsurgeon.formats.fields.understood import is_number, not_understood, understood
 from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.formats.places import moments
 from ckptsurgeon.plans.edits import Key
@@ -69,7 +69,8 @@ def states(checkpoint: Checkpoint, file: Path, base: tuple[Key, ...]) -> States:
 
 def _inside(checkpoint: Checkpoint, file: Path, base: tuple[Key, ...], key: str, kind: Any) -> Any:
     """What the state dict that `base` leads to has under `key`, or nothing."""
-    saved = get(checkpoint.trees[file], base)
+    with understood(file):
+        saved = get(checkpoint.trees[file], base)
     if not isinstance(saved, Mapping):
         raise not_understood(file, base, saved, "the state dict of an optimizer")
     entries = saved.get(key, ())

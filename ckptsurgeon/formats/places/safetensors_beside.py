@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsurgeon.errors import DamagedFile, SurgeryError
+from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.files.archives.safetensors import SafetensorsFile
 from ckptsurgeon.files.dtypes import ITEM_BYTES
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.checkpoint import Checkpoint
-from ckptsurgeon.formats.fields.understood import impossible
 from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.hints import command
 from ckptsurgeon.plans.edits import (
@@ -42,15 +41,6 @@ class SafetensorsBeside(Checkpoint):
             self.archives[file] = SafetensorsFile.open(file)
         tree = self.archives[file].tree()
         return {name: Place(file, (name,), tensor) for name, tensor in tree.items()}
-
-    def refused(self, name: str, place: Place, reason: str) -> SurgeryError:
-        """As `Checkpoint` does, with the keys that lead to the tensor."""
-        archive = self.archives.get(place.file)
-        if not isinstance(archive, SafetensorsFile) or not impossible(place.value):
-            return super().refused(name, place, reason)
-        tensor = get(archive.tree(), place.path)
-        start = archive.payload(f"data/{tensor.storage}")
-        return DamagedFile(archive.where, start, f"{'.'.join(map(str, place.path))}: {reason}")
 
     def render(
         self, changes: Mapping[str, Sequence[Change]], root: Path

@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 from ckptsurgeon.errors import count
 from ckptsurgeon.files.pickles.tree import Tensor, get
 from ckptsurgeon.formats.capabilities import NamesGroups, NamesMoments, Repeats
-from ckptsurgeon.formats.checkpoint import Disagreement
 from ckptsurgeon.formats.fields import known_globals
 from ckptsurgeon.formats.fields.columns import Column, Places
 from ckptsurgeon.formats.fields.constants import GROUP
-from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.fields.understood import of_field, said_in, understood
 from ckptsurgeon.formats.fields.values import (
     Located,
     Part,
@@ -182,12 +181,10 @@ class TorchCheckpoint(TorchSchedulers, JsonBeside, NamesGroups, NamesMoments, Re
 
     def contradictions(self) -> list[str]:
         """Fields that the optimizers of several files hold differently."""
-        sentences = []
+        sentences: list[str] = []
         for name in (*GROUP, "adam_step", "loss_scale", "scheduler"):
-            try:
-                self.clear(name)
-            except Disagreement as error:
-                sentences.append(error.what)
+            with said_in(sentences), of_field(name), understood(self.path):
+                self.agreed(name)
         return sentences
 
     # --- meaning ---------------------------------------------------------------------------------
