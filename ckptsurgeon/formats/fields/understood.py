@@ -81,7 +81,7 @@ def impossible(value: Any) -> bool:
 
 def refusal(field: str, value: Any, requirement: str) -> str:
     """The sentence that `value` is not what `field` must be, with as much of it as can be shown."""
-    return f"{field} is {_short(value)}, not {requirement}"
+    return f"{field} is {short(value)}, not {requirement}"
 
 
 def is_window(value: Any) -> bool:
@@ -184,7 +184,7 @@ def not_understood(
 ) -> NotUnderstood:
     """The error of whoever needs what is at `path`, where `value` is none of the `requirement`."""
     where = ".".join(map(str, path))
-    what = f"{file.name}: {where or 'it'} is {_short(value)}, not {requirement}"
+    what = f"{file.name}: {where or 'it'} is {short(value)}, not {requirement}"
     return NotUnderstood(f"{field} is not understood: {what}" if field else what)
 
 
@@ -192,7 +192,8 @@ def _is_range(pair: Any) -> bool:
     return isinstance(pair, (list, tuple)) and len(pair) == 2 and all(map(is_count, pair))
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """As much of a value as a sentence shows."""
     if isinstance(value, (float, bool)) or value is None:
         return repr(value)
     if isinstance(value, int):

@@ -36,7 +36,6 @@ from ckptsurgeon.plans.edits import AnyChange
 Self = TypeVar("Self", bound="MegatronCheckpoint")
 NOTHING: Mapping[str, Any] = {}
 AXES = {"tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size"}
-SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style", "position")
 
 
 @dataclass
@@ -91,7 +90,7 @@ class MegatronCheckpoint(
                     next="set the schedule on the trainer's command line",
                 )
             return [Setting("lr", p, values["lr"]) for p in self.locate("lr")], []
-        for name in SCHEDULE:
+        for name in soundness.SCHEDULE:
             self.locate(name)  # all of it is computed with
         settings: list[Setting] = []
         warnings: list[str] = []
@@ -273,10 +272,12 @@ class MegatronCheckpoint(
                 f"{self.path.name} keeps no optimizer (saved with --no-save-optim)",
                 next=command("status", why="a step that has one"),
             )
-        for name in (*SCHEDULE, "lr", "weight_decay"):
+        for name in (*soundness.SCHEDULE, "lr", "weight_decay"):
             self.clear(name)
         floats: list[float] = []
-        if odd := next((self.unclear[name] for name in SCHEDULE if name in self.unclear), ""):
+        if odd := next(
+            (self.unclear[name] for name in soundness.SCHEDULE if name in self.unclear), ""
+        ):
             self.unclear["lr"] = self.unclear["scheduler"] = odd
         rates = floats
         if not odd:

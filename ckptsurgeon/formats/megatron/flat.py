@@ -118,11 +118,11 @@ class MegatronFlatCheckpoint(DcpShards, MegatronCheckpoint):
         """Not of a step that no launch reads."""
         return self.path.parent.name != OTHER
 
-    def in_groups(self, name: str, wins: bool) -> list[Place]:
+    def in_groups(self, name: str, wins: bool, none: bool = False) -> list[Place]:
         """In the settings of every group, or of every parameter. torch_dcp asks for those that a
         new optimizer has: no step."""
         wins = wins and (self._named or name != "step")
-        return [place for place in self._settings(name, wins) if place.value is not None]
+        return [p for p in self._settings(name, wins) if none or p.value is not None]
 
     def _settings(self, key: str, wins: bool = True) -> list[Place]:
         return [

@@ -137,14 +137,14 @@ class MegatronShards(Checkpoint, HasPadding):
         group: Mapping[str, Any] = get(self.trees[place.file], place.path[:-1])
         return group
 
-    def in_groups(self, name: str, wins: bool) -> list[Place]:
-        """`name` in every param group that has a value for it."""
+    def in_groups(self, name: str, wins: bool, none: bool = False) -> list[Place]:
+        """`name` in every param group that has a value for it, or also those where it is None."""
         return [
             place
             for item in self._optimizers
             for i in range(len(self.groups(item)))
             for place in self.at(item.file, (*item.base, "param_groups", i, name), wins)
-            if place.value is not None
+            if none or place.value is not None
         ]
 
     def schedule(self) -> Mapping[str, Any] | None:
@@ -218,7 +218,7 @@ class MegatronShards(Checkpoint, HasPadding):
     def find(self, field: str) -> list[Place]:
         """In the groups, the scheduler's state, the args and the optimizers, as a load does."""
         if field in ("max_lr", "min_lr"):
-            own = self.in_groups(field, wins=True)
+            own = self.in_groups(field, wins=True, none=True)  # None is no rate of the scheduler's
             return own + self.schedule_places(field, wins=not own)
         if field in NAMES:
             return self.schedule_places(field)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ckptsurgeon.errors import Impossible, NotUnderstood, SurgeryError
-from ckptsurgeon.formats.fields.understood import is_count, said_in, understood
+from ckptsurgeon.formats.fields.understood import is_count, is_number, said_in, understood
 from ckptsurgeon.formats.fields.values import Place
 from ckptsurgeon.formats.megatron.shards import MegatronShards
 from ckptsurgeon.plans.edits import Key
+
+SCHEDULE = ("max_lr", "min_lr", "warmup", "decay", "decay_style", "position")
+"""What the rate of a step is computed from."""
 
 
 def contradictions(checkpoint: MegatronShards) -> list[str]:
@@ -75,12 +79,13 @@ def _rates(checkpoint: MegatronShards) -> Iterator[str]:
     """The saved lr and the schedule: what differs was edited by hand, or is of another step."""
     if checkpoint.schedule() is None:
         return
-    for name in ("max_lr", "min_lr"):
+    for name in SCHEDULE:
         checkpoint.locate(name)  # what is not understood there is computed with nowhere
     for item in checkpoint.optimizers():
         for i, group in enumerate(checkpoint.groups(item)):
-            saved, rate = group.get("lr"), checkpoint.rate(group)
-            if isinstance(saved, (int, float)) and abs(saved - rate) > 1e-6 * abs(rate):
+            saved: Any = group.get("lr")
+            rate = checkpoint.rate(group)
+            if is_number(saved) and abs(saved - rate) > 1e-6 * abs(rate):
                 yield (
                     f"{_short(item.file)}: param group {i} has lr {saved!r}, which the loader "
                     f"replaces by {rate!r} from its max_lr and min_lr"

@@ -25,6 +25,7 @@ from ckptsurgeon.formats.fields.understood import (
     is_count,
     is_number,
     mapping,
+    not_understood,
     understood,
 )
 from ckptsurgeon.formats.fields.values import Decay, Located, Part, Place, Setting, State
@@ -135,7 +136,10 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads, ComputesR
     def _divides_by_groups(self) -> bool:
         """Whether the schedule's function divides by the groups' lr at the load, and not by the
         config's: since April 2024 each group has its own, of which torch saves a dict."""
-        functions: Sequence[Any] = mapping(self.saved_schedule()).get("lr_lambdas") or [None]
+        functions: Any = mapping(self.saved_schedule()).get("lr_lambdas") or [None]
+        if not isinstance(functions, (list, tuple)):
+            ((file, path), *_) = self.schedulers
+            raise not_understood(file, (*path, "lr_lambdas"), functions, "a list of functions")
         return functions[0] is not None
 
     def rate_after_loading(self, k: int) -> float | None:

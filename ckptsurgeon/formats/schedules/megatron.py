@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import NotUnderstood, UsageError
+from ckptsurgeon.formats.fields.understood import short
 from ckptsurgeon.formats.schedules.check import ASSERTED, refuse_early_decay, refuse_low_peak
 from ckptsurgeon.formats.schedules.names import value
-from ckptsurgeon.hints import command
 
 LARGEST = 4096
 """The largest denominator of a width multiplier."""
@@ -28,7 +28,7 @@ def learning_rate(
     """The rate of one param group at the saved position.
 
     `unsaved` are the scheduler's parameters that its state does not hold: `init_lr` (0 if absent)
-    and, for WSD, `wsd_decay_steps` and `lr_wsd_decay_style`. Raises SurgeryError where they lack,
+    and, for WSD, `wsd_decay_steps` and `lr_wsd_decay_style`. Raises NotUnderstood where they lack,
     or for a style that Megatron-LM does not have."""
     peak = float(group.get("max_lr", value(state, "max_lr")))
     floor = float(group.get("min_lr", value(state, "min_lr")))
@@ -52,18 +52,18 @@ def learning_rate(
     elif style == "WSD":
         coefficient = stable_then_decay(now, end, unsaved)
     else:
-        raise SurgeryError(
-            f"Megatron-LM has no decay style {style!r}", next=f"one of {', '.join(STYLES)}"
+        raise NotUnderstood(
+            f"Megatron-LM has no decay style {short(style)}", next=f"one of {', '.join(STYLES)}"
         )
     return floor + coefficient * (peak - floor)
 
 
 def stable_then_decay(now: int, end: int, unsaved: Mapping[str, Any]) -> float:
     """The share of the way from floor to peak that WSD gives, by `wsd_decay_steps` and
-    `lr_wsd_decay_style` of `unsaved`. Raises SurgeryError where they lack."""
+    `lr_wsd_decay_style` of `unsaved`. Raises NotUnderstood where they lack."""
     length, style = unsaved.get("wsd_decay_steps"), unsaved.get("lr_wsd_decay_style")
     if not length:
-        raise SurgeryError(
+        raise NotUnderstood(
             "the schedule is WSD, and nothing saved says how long its last decay is",
             next="set the schedule on the trainer's command line: --lr-wsd-decay-samples",
         )
@@ -78,8 +78,8 @@ def stable_then_decay(now: int, end: int, unsaved: Mapping[str, Any]) -> float:
         return 2.0 * math.pow(0.5, ratio) - 1.0
     if style == "minus_sqrt":
         return 1.0 - math.sqrt(ratio)
-    raise SurgeryError(
-        f"Megatron-LM has no WSD decay style {style!r}",
+    raise NotUnderstood(
+        f"Megatron-LM has no WSD decay style {short(style)}",
         next="one of linear, cosine, exponential, minus_sqrt: --lr-wsd-decay-style",
     )
 
@@ -100,10 +100,7 @@ def weight_decay(state: Mapping[str, Any], group: Mapping[str, Any]) -> float:
     elif style == "cosine":
         coefficient = 0.5 * (math.cos(math.pi * (1 - ratio)) + 1.0)
     else:
-        raise SurgeryError(
-            f"Megatron-LM has no weight decay style {style!r}",
-            next=command("verify", why="list every impossible value"),
-        )
+        raise NotUnderstood(f"Megatron-LM has no weight decay style {short(style)}")
     return (start + coefficient * (end - start)) * mult
 
 
@@ -135,7 +132,7 @@ def check(state: Mapping[str, Any], peak: float, floor: float) -> None:
     warmup, end, style = (value(state, field) for field in ("warmup", "decay", "decay_style"))
     if style not in STYLES:
         raise UsageError(
-            f"Megatron-LM has no decay style {style!r}", next=f"one of {', '.join(STYLES)}"
+            f"Megatron-LM has no decay style {short(style)}", next=f"one of {', '.join(STYLES)}"
         )
     refuse_low_peak(peak, floor, ASSERTED)
     refuse_early_decay(end, warmup)

@@ -353,6 +353,8 @@ def _apart(checkpoint: Checkpoint, place: Place, value: Any) -> Iterator[tuple[P
     if not checkpoint.has_each(place.file, place.path):
         yield place, value
         return
+    if len(place.value) != len(value):
+        raise not_understood(place.file, place.path, place.value, f"a list of {len(value)} rates")
     for i, (old, new) in enumerate(zip(place.value, value, strict=True)):
         yield Place(place.file, (*place.path, i), old), new
 
