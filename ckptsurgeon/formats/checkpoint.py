@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, final
 
-from ckptsurgeon.errors import NotUnderstood, SurgeryError
+from ckptsurgeon.errors import Impossible, NotUnderstood, SurgeryError
 from ckptsurgeon.formats.fields.columns import Places
 from ckptsurgeon.formats.fields.constants import GROUP
 from ckptsurgeon.formats.fields.names import FIELDS
@@ -61,6 +61,8 @@ class Checkpoint(Trees, ABC):
         self._state: State | None = None
         self.unclear: dict[str, str] = {}
         """Field → why the state does not say it."""
+        self.impossible: list[str] = []
+        """Of these, what no trainer goes on with."""
 
     # --- fields ----------------------------------------------------------------------------------
 
@@ -143,6 +145,8 @@ class Checkpoint(Trees, ABC):
                 return read()
         except NotUnderstood as error:
             self.unclear.setdefault(field, error.what)
+            if isinstance(error, Impossible):
+                self.impossible.append(error.what)
             return other
 
     # --- meaning ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Each level contains those before it. Reads only, CHUNK bytes at a time, `jobs` f
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -134,6 +135,9 @@ def check(
             ]
     if level >= MEANING and out.checkpoint is not None:
         out.findings += _guarded(folder, out.checkpoint.contradictions)
+        with contextlib.suppress(SurgeryError, *ODD):  # which is among the findings
+            out.checkpoint.state()
+        out.findings += out.checkpoint.impossible
     if level >= CRC and out.checkpoint is not None:
         saved = [_Saved(*item) for item in digests(out.checkpoint).items()]
         with at_work(jobs, len(saved)) as mapped:

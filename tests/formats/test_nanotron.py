@@ -188,11 +188,20 @@ def test_where_the_data_goes_on_is_in_its_metadata(run: Path) -> None:
 def test_metadata_that_no_nanotron_saves_is_refused(run: Path) -> None:
     metadata = run / "6" / "checkpoint_metadata.json"
     text = metadata.read_text()
-    for broken in (text[:-9], text.replace(": 24,", ": -24,"), text.replace(": 24,", ": NaN,")):
+    metadata.write_text(text[:-9])
+    with pytest.raises(SurgeryError, match="checkpoint_metadata"):
+        look.inspect(Run.open(run), 6)
+    for broken, found in (
+        (text.replace(": 24,", ": -24,"), 0),
+        (text.replace(": 24,", ": NaN,"), 1),
+    ):
         assert broken != text
         metadata.write_text(broken)
+        said = look.inspect(Run.open(run), 6).promise.not_understood["consumed_samples"]
+        assert "checkpoint_metadata" in said
+        assert len(look.verify(Run.open(run)).findings) == found
         with pytest.raises(SurgeryError, match="checkpoint_metadata"):
-            look.inspect(Run.open(run), 6)
+            surgery.plan(Run.open(run), from_data({"set": {"consumed_samples": 8}}))
 
 
 def test_a_missing_shard_and_what_the_config_decides_are_told(run: Path) -> None:

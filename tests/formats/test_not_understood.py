@@ -153,7 +153,8 @@ def alike(root: Path, format: str, file: str, path: Keys) -> list[str]:
 def check(root: Path, format: str, odd: tuple[str, Keys], kind: str, name: str) -> None:
     """The law, for one odd place and one recipe."""
     file, path = odd
-    for each in alike(root, format, file, path) if kind in OF_EVERY_RANK else [file]:
+    every = kind in OF_EVERY_RANK and len(path) > 1  # of None alone: saved without an optimizer
+    for each in alike(root, format, file, path) if every else [file]:
         make_odd(root / each, path, kind)
     assert "damaged" not in looks(Run.open(root, format))
     refused = operate(root, format, name)

@@ -59,7 +59,7 @@ def optimizers(trees: Mapping[Path, Any], path: Path) -> Iterator[Optimizer]:
         outer: tuple[Key, ...] = ("optimizer_state_dict",)
         state = tree["optimizer_state_dict"]
         if "base_optimizer_state" in mapping(state):  # ZeRO 1 and 2
-            elastic = not isinstance(state["base_optimizer_state"], dict)
+            elastic = isinstance(state["base_optimizer_state"], (list, tuple))
             yield Optimizer(path, outer, (*outer, "base_optimizer_state"), elastic)
         else:  # ZeRO 3 repeats the key
             yield Optimizer(path, outer, (*outer, "optimizer_state_dict"))

@@ -20,7 +20,7 @@ from ckptsurgeon.formats.deepspeed import optimizer, parallel
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.fields.columns import Places
 from ckptsurgeon.formats.fields.constants import GROUP
-from ckptsurgeon.formats.fields.understood import understood
+from ckptsurgeon.formats.fields.understood import mapping, understood
 from ckptsurgeon.formats.fields.values import Place, Setting, StateDict
 from ckptsurgeon.formats.megatron.options import BATCH
 from ckptsurgeon.formats.places.moments import ALL
@@ -129,7 +129,7 @@ class DeepSpeedShards(Checkpoint, AdjustsGroups, BoundToRanks, NamesGroups):
         if not self.sharded:
             return 0
         item = self.optimizers()[0]
-        outer = get(self.trees[item.file], item.outer)
+        outer = mapping(get(self.trees[item.file], item.outer))
         if "base_optimizer_state" not in outer and "optimizer_state_dict" in outer:
             return 3
         stage = outer.get("zero_stage", 1)

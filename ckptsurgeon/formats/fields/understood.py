@@ -173,6 +173,8 @@ def of_field(field: str) -> Iterator[None]:
     """What is not understood inside is of `field`, and says so."""
     try:
         yield
+    except Impossible:  # which says whose number it is
+        raise
     except NotUnderstood as error:
         if not error.what.startswith(f"{field} is "):
             error.what = f"{field} is not understood: {error.what}"
