@@ -24,11 +24,21 @@ def saved_steps(ctx: typer.Context) -> list[str]:
 
 
 def surgeries(ctx: typer.Context) -> list[str]:
-    """The receipts of the run that are in force, the newest first."""
+    """The surgeries of the run that `undo` can take back, the newest first: those in force down to
+    the first whose attic was pruned."""
+    from ckptsurgeon import disk
+    from ckptsurgeon.run.attic import pruned
     from ckptsurgeon.transaction.receipts import standing
 
     run = run_of(ctx)
-    return [] if run is None else [item.id for item in reversed(standing(run.receipts()))]
+    if run is None:
+        return []
+    found = []
+    for item in reversed(standing(run.receipts())):
+        if disk.is_there(run.root / pruned(item.id)):
+            break
+        found.append(item.id)
+    return found
 
 
 def undone(ctx: typer.Context) -> list[str]:

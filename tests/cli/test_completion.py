@@ -72,6 +72,10 @@ def test_values_are_completed_where_they_are_known(trained: Trained) -> None:
         surgeon = [sys.executable, "-m", "ckptsurgeon", "rollback", "--to", str(step), "--yes"]
         subprocess.run(surgeon, cwd=root, check=True, capture_output=True)
     assert complete("ckptsurgeon undo ", root) == ["0002", "0001"]
+    marker = root / ".ckptsurgeon" / "receipts" / "0001" / "pruned"  # as prune --keep 1 leaves it
+    marker.touch()
+    assert complete("ckptsurgeon undo ", root) == ["0002"]
+    marker.unlink()
     assert complete("ckptsurgeon redo ", root) == []
     subprocess.run([*surgeon[:3], "undo", "--yes"], cwd=root, check=True, capture_output=True)
     assert complete("ckptsurgeon undo ", root) == ["0001"]

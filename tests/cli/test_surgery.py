@@ -17,6 +17,17 @@ from tests.support.tiny_run import make_run
 RECIPE = "why: spike\nrollback: {to: 4}\nset: {lr: 5e-4}\n"
 
 
+@pytest.mark.parametrize(
+    ("pair", "used"),
+    [("beta2=0.7", "beta 0.9, 0.7"), ("eps=1e-7", "eps 1e-07"), ("seed=7", "seed 7")],
+)
+def test_what_was_set_is_what_is_said_to_be_verified(
+    surgeon: Surgeon, trained: Trained, pair: str, used: str
+) -> None:
+    done = surgeon("set", pair, "--yes", "-C", trained())
+    assert f"done: receipt 0001; verified: step 9 uses {used}\n" in done.stdout
+
+
 def test_a_rollback_is_done_shown_and_undone(surgeon: Surgeon, trained: Trained) -> None:
     root = trained()
     before = snapshot(root)
