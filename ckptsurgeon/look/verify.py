@@ -92,7 +92,7 @@ def verify(
         run.checkpoint(step)
     if against is not None:
         level = max(level, soundness.VALUES)
-        run.checkpoint(against)
+        run.checkpoint(against, before=step)
         if against >= step:
             raise UsageError(
                 f"step {against} is not before step {step}", next=_against(run, step, against)

@@ -87,7 +87,8 @@ class Graft(Section):
         donor_run = self._donor(run)
         if donor_run.root == run.root and self.step == checkpoint.step:
             raise UsageError(
-                f"step {self.step} is the step that is edited", next="graft from another step"
+                f"step {self.step} is the step that is edited",
+                next=command("status", why="list the other steps"),
             )
         donor = alike(donor_run.checkpoint(self.step), checkpoint)
         refuse_unsound(donor, self.run)

@@ -10,6 +10,7 @@ from ckptsurgeon.formats.fields.constants import SAFE, TORCH
 from ckptsurgeon.hints import Command, Hint, command
 from ckptsurgeon.hints import text as hint_text
 from ckptsurgeon.plans.edits import (
+    AnyChange,
     Append,
     Content,
     Edit,
@@ -91,8 +92,8 @@ def plan(
     if undone is not None:
         about = f"{clean(undone.title)}   by {clean(undone.user)}, {undone.when}"
         head = hanging(f"receipt {undone.id}   ", about, style)
-        forth = changes(redone.changes) if redone is not None else []
-        rows = [*forth, *changes(undone.changes, back=True), *rows]
+        forth = changes(_reached(plan, redone.changes)) if redone is not None else []
+        rows = [*forth, *changes(_reached(plan, undone.changes), back=True), *rows]
     label = "  cost   "
     lines = [*head, ""]
     if rows and not brief:
@@ -106,6 +107,15 @@ def plan(
     undo = "" if plan.undoes else ", undo kept"
     lines += hanging(f"{'  cost':<{len(label)}}", f"{cost(plan.edits)}{undo}", style)
     return "\n".join([*lines, *_notes(plan, style)])
+
+
+def _reached(plan: Plan, items: Sequence[AnyChange]) -> list[AnyChange]:
+    """Those that an undo takes back: none in a file that it leaves as it is."""
+    if plan.restored != CHANGED:
+        return [*items]
+    names = {e.dst if isinstance(e, Move) else e.file for e in plan.edits}
+    names |= {edit.src for edit in plan.edits if isinstance(edit, Move)}
+    return [item for item in items if item.file in names]
 
 
 def _notes(plan: Plan, style: Style) -> list[str]:

@@ -212,11 +212,12 @@ class Run:
         goes through it."""
         return any(is_link(path) for path in self.entries(step))
 
-    def checkpoint(self, step: int) -> Checkpoint:
-        """Open `step`. Raises when it is not saved or lacks a shard, and names what is near."""
+    def checkpoint(self, step: int, before: int | None = None) -> Checkpoint:
+        """Open `step`. Raises if it is not saved or lacks a shard; names the nearest `before`."""
         steps = self.steps()
         if step not in steps:
-            near = sorted(steps, key=lambda other: (abs(other - step), other))[:2]
+            others = (s for s in steps if before is None or s < before)
+            near = sorted(others, key=lambda other: (abs(other - step), other))[:2]
             hints = self._in_attic(step) + [
                 again(swapped=(step, other), why=f"step {other} is saved") for other in sorted(near)
             ]
@@ -231,10 +232,8 @@ class Run:
             missing = self.format.missing(self.root, step)
         if missing:
             complete = self.complete_among(other for other in steps if other < step)
-            back = [
-                command("rollback", "--to", s, why="the newest complete one before it")
-                for s in complete[-1:]
-            ]
+            why = "the newest complete one before it"
+            back = [command("rollback", "--to", other, why=why) for other in complete[-1:]]
             raise SurgeryError(
                 f"step {step} is incomplete: missing: {first_few(missing)}",
                 next=[*back, command("status", why="list the complete steps")],

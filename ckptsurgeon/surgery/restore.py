@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from ckptsurgeon import disk, whole_file
-from ckptsurgeon.errors import SurgeryError, UsageError, count, first_few
+from ckptsurgeon.errors import SurgeryError, count, first_few
 from ckptsurgeon.hints import again
 from ckptsurgeon.operations import rollback
 from ckptsurgeon.plans.edits import (
@@ -53,11 +53,6 @@ def plan_restore(
     Raises SurgeryError where somebody changed what was kept, and where a trainer saved again what
     was edited in place; with `as_they_are` such files are taken, or left, as they are, and a
     warning names them."""
-    if run.bare and receipt.step is not None:
-        raise UsageError(
-            f"surgery {receipt.id} edited a checkpoint, and {run.root} has none that is known",
-            next=again("--format", "FORMAT", why="as it was done"),
-        )
     whole = receipt
     receipt, left, anew = without_saved_again(run, receipt, found, as_they_are=as_they_are)
     known = kept.compared(run.root, receipt.id, receipt.inverse, found)
@@ -72,9 +67,9 @@ def plan_restore(
         names = first_few(known.copied)
         what = f"written since {receipt.id}, or copied without their times"
         warnings.append(f"{what}, and taken as they are: {names}")
-    if left:
+    left_since = sorted({*whole.steps} - {*run.steps()} - _renumbered(run, receipt))
+    if left or receipt.step in left_since:
         restored = kept.CHANGED
-    left_since = sorted({*whole.steps} - {*run.steps()})
     if left_since:
         names = " ".join(map(str, left_since))
         warnings.append(f"removed since {receipt.id}, and not brought back: step {names}")
@@ -116,6 +111,17 @@ def plan_restore(
         saved=tuple(run.steps()),
         sizes=run.logs.sizes(),
     )
+
+
+def _renumbered(run: Run, receipt: Receipt) -> set[int]:
+    """The step that was edited, where a file of it is of another step by now: it gets its number
+    back with its bytes."""
+    if receipt.step is None or receipt.step in run.steps():
+        return set()
+    edited = {edit.file for edit in receipt.inverse if not isinstance(edit, Move)}
+    edited -= set(map(run.relative, run.format.pointer_files(run.root)))
+    now = (run.relative(f) for step in run.steps() for f in run.format.files(run.root, step))
+    return set() if edited.isdisjoint(now) else {receipt.step}
 
 
 def _refuse_changed(id: str, known: kept.Compared) -> None:

@@ -39,7 +39,7 @@ def without_saved_again(
         return receipt, [], anew
     of_files = (step for step in steps if not step.isdisjoint(files))
     stay = {*files, *(name for step in of_files for name in step)}
-    rest = tuple(edit for edit in receipt.inverse if _place(edit) not in stay)
+    rest = tuple(edit for edit in receipt.inverse if place(edit) not in stay)
     if as_they_are and rest:
         return replace(receipt, inverse=rest), files, [file for file in anew if file not in stay]
     surgery = next((each for each in run.receipts() if each.id == receipt.undoes), receipt)
@@ -85,7 +85,7 @@ def _copies(run: Run, files: Iterable[str]) -> set[Path]:
     return {path for path in paths if not copies.isdisjoint([path, *path.parents])}
 
 
-def _place(edit: Inverse) -> str:
+def place(edit: Inverse) -> str:
     """The file, or the folder, that the edit brings back."""
     return edit.dst if isinstance(edit, Move) else edit.file
 
@@ -100,7 +100,7 @@ def _lost(
     edited = [edit for edit in receipt.inverse if isinstance(edit, (Truncate, Tail))]
     saved = side_by_side(lambda e: saved_again(run.root, receipt.id, e, found[e.file]), edited)
     lost = [edit.file for edit, is_so in zip(edited, saved, strict=True) if is_so]
-    back = {_place(edit) for edit in receipt.inverse if isinstance(edit, (Move, Replace))}
+    back = {place(edit) for edit in receipt.inverse if isinstance(edit, (Move, Replace))}
     return lost + [f for f in anew if any(f in step and not step <= back for step in steps)]
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError, UsageError
 from ckptsurgeon.files.one_look import one_look
-from ckptsurgeon.hints import command, shell
-from ckptsurgeon.plans.edits import NewText, Replace
+from ckptsurgeon.hints import again, command, shell
+from ckptsurgeon.plans.edits import Move, NewText, Replace
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.remote import reads
 from ckptsurgeon.run.attic import pruned
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.restore import plan_restore
+from ckptsurgeon.surgery.saved_again import AS_THEY_ARE, place
 from ckptsurgeon.transaction import kept, receipts
+from ckptsurgeon.transaction.home import in_attic
 from ckptsurgeon.transaction.names import refuse_foreign
 from ckptsurgeon.workers import side_by_side
 
@@ -30,12 +33,13 @@ def plan_undo(
     What the trainer wrote since goes to the attic: nothing is lost, and the run is byte for byte
     what it was before that surgery. If that only renamed or compacted, what was trained since
     stays, and only the files that it changed are brought back. Files that somebody changed in the
-    attic are refused, or with `as_they_are` taken so. The plan is the same for any number of
+    attic are refused, or with `as_they_are` taken so; so is an edited step that somebody removed,
+    or left out. The plan is the same for any number of
     `jobs`, which look at the files."""
     with reads.files_at_once(run.root, jobs):
         run.refuse_interrupted()
         receipt = _chosen(run, run.receipts(), id)
-        found = _found(run, receipt)
+        receipt, found = _found(run, receipt, as_they_are=as_they_are)
         title = f"undo {receipt.id} ({receipt.title})"
         return plan_restore(run, receipt, title, found, as_they_are=as_they_are)
 
@@ -51,7 +55,7 @@ def plan_redo(
         run.refuse_interrupted()
         done = run.receipts()
         receipt = _undone(run, done, id)
-        found = _found(run, receipt)
+        receipt, found = _found(run, receipt, as_they_are=as_they_are)
         surgery = next((item for item in done if item.id == receipt.undoes), receipt)
         title = f"redo {surgery.id} ({surgery.title})"
         return plan_restore(run, receipt, title, found, as_they_are=as_they_are)
@@ -172,9 +176,15 @@ def _refuse_pruned(run: Run, chosen: Receipt, in_force: Sequence[Receipt]) -> No
             )
 
 
-def _found(run: Run, receipt: Receipt) -> kept.Found:
-    """What is there of the files that the surgery edited in place. They, and all others that it
-    edited or moved aside, must be the run's and exist."""
+def _found(run: Run, receipt: Receipt, *, as_they_are: bool) -> tuple[Receipt, kept.Found]:
+    """The receipt, and what is there of the files that the surgery edited in place. They, and all
+    others that it edited or moved aside, must be the run's and exist; with `as_they_are` those of a
+    step that was removed since are left out, where something else comes back."""
+    if run.bare and receipt.step is not None:
+        raise UsageError(
+            f"surgery {receipt.id} edited a checkpoint, and {run.root} has none that is known",
+            next=again("--format", "FORMAT", why="as it was done"),
+        )
     refuse_foreign(run.root, run.logs.named(), receipt.inverse, f"receipt {receipt.id}")
     if disk.is_there(run.root / pruned(receipt.id)):
         raise SurgeryError(
@@ -187,10 +197,16 @@ def _found(run: Run, receipt: Receipt) -> kept.Found:
     lost = [file for file, status in found.items() if status is None]
     lost += [file for file, is_there in zip(replaced, there, strict=True) if not is_there]
     if lost and receipt.step is not None and receipt.step not in run.steps():
+        rest = tuple(edit for edit in receipt.inverse if place(edit) not in lost)
+        aside = any(isinstance(edit, Move) and in_attic(edit.src) for edit in rest)
+        if as_they_are and aside:
+            return replace(receipt, inverse=rest), found
+        all_else = again(AS_THEY_ARE, why=f"brings back all but step {receipt.step}")
         raise SurgeryError(
             f"{lost[0]}, which receipt {receipt.id} changed, no longer exists (a trainer with "
             "keep_last removes old checkpoints)",
-            next=ROLLBACK,
+            next=[*([all_else] if aside else []), *([ROLLBACK] if run.steps() else [])]
+            or [command("log", why="what was done")],
         )
     for change in receipt.changes:
         if isinstance(change, NewText) and change.file in lost:
@@ -202,4 +218,4 @@ def _found(run: Run, receipt: Receipt) -> kept.Found:
                     why="puts it back; then the same command again",
                 ),
             )
-    return found
+    return receipt, found

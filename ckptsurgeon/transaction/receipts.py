@@ -19,7 +19,7 @@ from ckptsurgeon.plans.as_json import Malformed, parsed, to_json
 from ckptsurgeon.plans.edits import AnyChange, Change, Computed, Content, Rewrite
 from ckptsurgeon.plans.plan import Plan, Receipt
 from ckptsurgeon.plans.promise import Promise
-from ckptsurgeon.transaction.home import HOME, RECEIPTS, staged_name
+from ckptsurgeon.transaction.home import ATTIC, HOME, RECEIPTS, staged_name
 from ckptsurgeon.transaction.inverse import inverse
 from ckptsurgeon.transaction.names import ID
 from ckptsurgeon.version import VERSION
@@ -31,8 +31,8 @@ ASIDE = "receipt.damaged"
 
 
 def next_id(root: Path) -> str:
-    """The id of the next surgery: "0001", …"""
-    return f"{max(map(int, _ids(root)), default=0) + 1:04d}"
+    """The id of the next surgery: "0001", …; none that an attic has, though its receipt is lost."""
+    return f"{max(map(int, [*_ids(root), *_ids(root, ATTIC)]), default=0) + 1:04d}"
 
 
 def numbered(id: str) -> str:
@@ -179,9 +179,9 @@ def _read_once(path: Path, *_: int) -> tuple[Receipt | None, str]:
     return receipt, ""
 
 
-def _ids(root: Path) -> list[str]:
-    """Also of a surgery whose receipt is lost: its attic has that name."""
-    folder = root / HOME / RECEIPTS
+def _ids(root: Path, kind: str = RECEIPTS) -> list[str]:
+    """Also of a surgery whose receipt can't be read; of those that keep an attic, too."""
+    folder = root / HOME / kind
     if not disk.is_folder(folder):
         return []
     return sorted(item.name for item in folder.iterdir() if ID.fullmatch(item.name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -125,13 +126,51 @@ def test_a_shard_that_was_saved_anew_is_not_cut(trained: Trained) -> None:
     assert back.promise is not None and back.promise.betas == (0.9, 0.95)
 
 
-def test_a_step_that_retention_took_is_said(trained: Trained) -> None:
+@pytest.mark.parametrize("taken", [(4,), (2, 4)])
+@pytest.mark.parametrize("since", [False, True])
+def test_all_but_a_step_that_retention_took_comes_back(
+    trained: Trained, taken: tuple[int, ...], since: bool
+) -> None:
+    """Its bytes are gone; what the rollback had moved aside is not."""
     root = trained()
+    gone = tuple(f"global_step{step}" for step in taken)
+    before = snapshot(root)
+    before = {name: item for name, item in before.items() if not name.startswith(gone)}
     run = Run.open(root)
     surgery.apply(run, plan(run, from_data({"rollback": {"to": 4}, "set": {"beta2": 0.9}})))
-    (root / "global_step4").rename(root / "removed")
-    with pytest.raises(SurgeryError, match="which receipt 0001 changed, no longer exists"):
+    if since:
+        shutil.copytree(root / "global_step4", root / "global_step6")
+        (root / "latest").write_text("global_step6")
+    for name in gone:
+        shutil.rmtree(root / name)
+    left = snapshot(root)
+    with pytest.raises(SurgeryError, match="which receipt 0001 changed, no longer exists") as told:
         surgery.plan_undo(run)
+    hints = [str(hint) for hint in told.value.hints]
+    assert hints[0] == "the same command with --as-they-are"
+    assert hints[1:] == ["ckptsurgeon rollback --to STEP"] * bool(run.steps())
+    back = surgery.plan_undo(run, as_they_are=True)
+    shown = report.plan(back, "run", Style(width=300), undone=run.receipts()[0])
+    assert "beta" not in shown.partition("\n")[2] and "from the attic" in shown
+    assert any("not brought back: step" in text for text in back.warnings)
+    assert "byte for byte" not in report.done(surgery.apply(run, back), Style(width=300))
+    assert snapshot(root) == before
+    surgery.apply(run, surgery.plan_redo(run, as_they_are=True))
+    assert snapshot(root) == left
+
+
+@pytest.mark.parametrize("data", [{"set": {"beta2": 0.9}}, {"reset": ["moments"]}])
+def test_of_an_edit_whose_step_is_gone_nothing_comes_back(
+    trained: Trained, data: dict[str, Any]
+) -> None:
+    root = trained()
+    run = Run.open(root)
+    surgery.apply(run, plan(run, from_data(data)))
+    shutil.rmtree(root / "global_step8")
+    for as_they_are in (False, True):
+        with pytest.raises(SurgeryError, match="no longer exists") as told:
+            surgery.plan_undo(run, as_they_are=as_they_are)
+        assert [str(hint) for hint in told.value.hints] == ["ckptsurgeon rollback --to STEP"]
 
 
 def test_surgeries_are_undone_newest_first(trained: Trained) -> None:
