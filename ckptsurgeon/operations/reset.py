@@ -86,7 +86,9 @@ class Reset(Section):
                 "exp_avg_sq can't be reset alone: the next update would be up to 79,500 times lr",
                 next=(
                     command("reset", "moments"),
-                    command("reset", "moments", "--only", "exp_avg"),
+                    command(
+                        "reset", "moments", "--only", "exp_avg", why="if the optimizer keeps one"
+                    ),
                 ),
             )
 

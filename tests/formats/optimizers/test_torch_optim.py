@@ -47,3 +47,6 @@ def test_of_a_factored_optimizer_the_first_moment_alone_is_refused_with_what_it_
     assert "reset moments" in hint and "--only" not in hint
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0 and "col_var" in done.stdout
+    other = CliRunner().invoke(app, [*words, "--only", "exp_avg_sq"])
+    assert other.exit_code == 2 and "--only exp_avg" in other.stderr
+    assert other.stderr.rstrip().endswith("if the optimizer keeps one")
