@@ -92,7 +92,6 @@ LOOKS = (
 )
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("format", STEPS)
 @pytest.mark.long

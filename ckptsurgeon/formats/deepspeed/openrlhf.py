@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import first_few
+from ckptsurgeon.files.one_look import once
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.step_folders import folders_in
 from ckptsurgeon.transaction.home import HOME
@@ -27,6 +28,7 @@ ROLES = {"_actor": "_critic", "_critic": "_actor"}
 """Of PPO: the folders of two engines, each with steps and a `latest` of its own."""
 
 
+@once
 def more(folder: Path) -> dict[int, list[Path]]:
     """What else was written of steps, by their numbers, ascending."""
     found: dict[int, list[Path]] = {}
