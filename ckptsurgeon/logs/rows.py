@@ -143,16 +143,21 @@ def _read(
     first = file.readline(MAX_DOCUMENT)
     if not first:
         raise UsageError(f"{path} is empty", next="--log FILE that the trainer wrote")
-    lines: Iterable[str] = chain([first], file)
+    second = file.readline(MAX_DOCUMENT)
+    lines: Iterable[str] = chain([first, second], file)
     separator = max(",", "\t", ";", key=first.count)
     columns = next(csv.reader([first.replace("\0", "")], delimiter=separator), [])
-    if len(columns) > 1 and (signals.step_name(columns, step) is not None or _is_header(columns)):
+    below = second.split(separator)
+    counts = signals.step_name(columns, step) is not None
+    if len(columns) > 1 and (counts or _is_header(columns, below)):
         clean = (line.replace("\0", "") for line in lines)
         table = csv.DictReader(clean, delimiter=separator)
         return _known(path, table, own, step, columns), ()
     whole = _object(first)
     if path.suffix == ".json" and (whole is None or "log_history" in whole):
-        return _known(path, _document(path, first + file.read(MAX_DOCUMENT)), own, step), ()
+        return _known(
+            path, _document(path, first + second + file.read(MAX_DOCUMENT)), own, step
+        ), ()
     if whole is not None:
         objects = (item for line in lines if (item := _object(line)) is not None)
         try:
@@ -170,13 +175,18 @@ def _read(
     return rows, ()
 
 
-def _is_header(columns: Sequence[str]) -> bool:
-    """Whether a first line is that of a table: names alone, one of them with a loss."""
+def _is_header(columns: Sequence[str], below: Sequence[str]) -> bool:
+    """Whether a first line is that of a table: names alone, one of them with a loss, or each above
+    a cell of the row below, two of which are numbers or more."""
     names = [name.strip() for name in columns]
+    cells = sum(signals.number(cell.strip().strip('"')) is not None for cell in below)
     return (
         all(name and signals.number(name) is None and len(name) < 200 for name in names)
         and not names[0].startswith("{")
-        and any("loss" in name.lower() for name in names)
+        and (
+            any("loss" in name.lower() for name in names)
+            or (len(below) == len(names) and cells > 1)
+        )
         and not any(re.search(r"(?i)loss\W+(?:[\d.]|nan|inf)", name) for name in names)
     )
 

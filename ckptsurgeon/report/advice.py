@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckptsurgeon.look.advise import Advice
     from ckptsurgeon.look.advise.candidates import Candidate, Distance
     from ckptsurgeon.look.advise.remedies import Remedy
-    from ckptsurgeon.look.advise.spikes import Spike
+    from ckptsurgeon.look.advise.signs import Spike
 
 SHOWN = 5
 """Earlier spikes of the loss that are listed, the newest."""
@@ -145,15 +145,16 @@ def _evidence(spike: Spike, diagnosis: Advice) -> list[Row]:
         Row("first" if i == 0 else "then", f"{sign.signal} at {sign.step}", _rule(sign.rule))
         for i, sign in enumerate(spike.signs)
     ]
-    if spike.broken is not None:
+    lost = any(sign.rule == "nan" and sign.step == spike.broken for sign in spike.signs)
+    if spike.broken is not None and not lost:
         rows.append(Row("then", f"loss at {spike.broken}", "not a finite number"))
     if spike.level is not None:
-        peak = "no number" if spike.peak is None else number(float(f"{spike.peak:.4g}"))
+        peak = "" if spike.peak is None else f", peak {number(float(f'{spike.peak:.4g}'))}"
         now = _now(diagnosis)
         share = "" if now in LOST or not spike.level else (
             f" ({100 * (float(now) / spike.level - 1):+.0f} %)"
         )  # fmt: skip
-        rows.append(Row("loss", f"mean {spike.level:.4g} before, peak {peak}, {now} now{share}"))
+        rows.append(Row("loss", f"mean {spike.level:.4g} before{peak}, {now} now{share}"))
     if spike.last is not None:
         rows.append(Row("back", f"at {spike.last}"))
     elif diagnosis.verdict == "diverged" and diagnosis.newest is not None:

@@ -194,6 +194,10 @@ def test_nan_is_named_and_dated(surgeon: Surgeon, tmp_path: Path) -> None:
     assert (
         "loss at 1901" in done.stdout and "not a finite number" in done.stdout and not done.stderr
     )
+    (tmp_path / "log.csv").write_text("step,loss\n" + "\n".join(rows[:1500] + rows[1900:]) + "\n")
+    done = surgeon("advise", "--log", tmp_path / "log.csv")
+    assert "diverged at 1,901: loss 2.0" in done.stdout and "before, NaN now" in done.stdout
+    assert done.stdout.count("not a finite number") == 1
 
 
 def test_healthy_says_what_was_judged(surgeon: Surgeon, tmp_path: Path) -> None:
@@ -333,6 +337,7 @@ def test_poor_files_are_never_a_verdict(
         ("log.txt", "nothing here\n", "no line of it is understood", ""),
         ("log.csv", "step,nll\n1,2.5\n", "it has nll", "--tag loss=nll"),
         ("log.csv", "when,loss\n1,2.5\n2,2.4\n", "it has when, loss", "--step"),
+        ("log.csv", 'when,"my, nll"\n"1",2.5\n', "it has when, my, nll", "--tag 'loss=my, nll'"),
         ("log.txt", "step=1 nll=7.9\nstep=2 nll=7.8\n", "it has nll", "--tag loss=nll"),
         ("log.csv", 'Step,a - loss,b - loss\n1,2,3\n', "a - loss, b - loss", "loss=b - loss"),
     ],

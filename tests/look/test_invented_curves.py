@@ -153,6 +153,19 @@ def test_a_slow_rise_is_dated_by_its_foot(seed: int, length: int, power: float) 
     assert 300 - 6 <= onset(seed, shape) <= 300 + 6 + 0.1 * length
 
 
+@given(st.integers(0, 2**16), st.floats(4, 20), st.floats(0.2, 1.5))
+@settings(max_examples=40, deadline=None, database=None, derandomize=True)
+def test_a_loss_that_grows_and_grows_is_dated_where_it_began(
+    seed: int, slowness: float, height: float
+) -> None:
+    """Not where it makes most of its rise, which is at the end: by then it is a thousandfold."""
+
+    def shape(t: Any) -> Any:
+        return height * np.expm1(np.maximum(t - 300, 0) / slowness)
+
+    assert 300 - 6 <= onset(seed, shape) <= 300 + slowness
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_other_data_that_raised_the_loss_before_do_not_date_it(seed: int) -> None:
     def shape(t: Any) -> Any:

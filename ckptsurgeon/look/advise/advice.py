@@ -7,18 +7,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ckptsurgeon.errors import SurgeryError, count, first_few
-from ckptsurgeon.logs.curves import Curves
+from ckptsurgeon.logs.curves import Curve, Curves
 from ckptsurgeon.logs.signals import LOSS
 from ckptsurgeon.look import soundness
 from ckptsurgeon.look.advise.candidates import Candidate, back_to, candidates, not_tied
+from ckptsurgeon.look.advise.courses import from_nought
 from ckptsurgeon.look.advise.remedies import Remedy, remedies
-from ckptsurgeon.look.advise.spikes import Spike, find, needed, unjudged
+from ckptsurgeon.look.advise.signs import Spike
+from ckptsurgeon.look.advise.spikes import find, needed, unjudged
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.run.run import Run
 
 DIVERGED, RECOVERED, HEALTHY, OPEN, UNKNOWN = (
     "diverged", "recovered", "healthy", "too early", "unknown"
 )  # fmt: skip
+GROWS = (
+    "the loss began at 0, as that of a policy (GRPO, PPO), and has risen slowly: nothing tells "
+    "that from a divergence; --rule cusum calls it one"
+)
 
 
 @frozen
@@ -105,6 +111,16 @@ def judge(curves: Curves, rule: str | None = None) -> Advice:
         was = [spike for spike in spikes if spike.malignant]
         verdict = OPEN if waiting else RECOVERED if was else HEALTHY
         spike = waiting[0] if waiting else was[-1] if was else None
+        if rule is None and spike is None and _grows(curves, loss):
+            verdict, reason = UNKNOWN, GROWS
     return Advice(
         verdict, curves, spikes, spike, newest, points, unjudged(rule), reason=reason
     )  # fmt: skip
+
+
+def _grows(curves: Curves, loss: Curve) -> bool:
+    """Whether the loss rose from 0 so that by `cusum` it would have diverged."""
+    import numpy as np
+
+    rises = from_nought(loss.values[np.isfinite(loss.values)]) and find(curves.kept, "cusum")
+    return any(spike.malignant is not False for spike in rises or ())

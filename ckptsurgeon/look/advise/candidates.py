@@ -7,7 +7,8 @@ from ckptsurgeon.files.one_look import one_look
 from ckptsurgeon.logs.curves import Branch, Curve
 from ckptsurgeon.logs.signals import LOSS, SAMPLES, TOKENS
 from ckptsurgeon.look import soundness
-from ckptsurgeon.look.advise.spikes import PATIENCE, Spike
+from ckptsurgeon.look.advise.signs import Spike
+from ckptsurgeon.look.advise.spikes import PATIENCE
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.run.log_numbers import logged_at
 from ckptsurgeon.run.run import Run

@@ -14,7 +14,7 @@ from ckptsurgeon.errors import count
 from ckptsurgeon.formats import State
 from ckptsurgeon.logs.curves import Branch
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS, LOSS_SCALE, LR
-from ckptsurgeon.look.advise.spikes import Spike
+from ckptsurgeon.look.advise.signs import Spike
 from ckptsurgeon.plans.frozen import frozen
 
 AROUND = 100

@@ -15,6 +15,7 @@ SHORT, LONG = 11, 50
 MOST = 0.5
 AT_ONCE = 0.7
 """The share of a rise that a jump makes."""
+TWICE = 2.0
 LIMIT = 5.0
 """Sum of what lies above half of such a rise, in rises, at which it is one."""
 
@@ -88,12 +89,21 @@ def cusum(
 def onset(values: Floats, rise: Rise, high: float) -> int:
     """The point at which a rise to the level `high` began. If a jump made most of it, there; if it
     is a ramp, at its foot; else at the bend of two lines, or the jump from one line, that leaves
-    the least squares."""
+    the least squares. A loss that grows and grows makes most of its rise late, when it is already
+    high: no rise began there."""
     rise = _main(values, rise, high)
     for at in (_jump(values, rise, high), foot(values, rise.begin, rise.level, high)):
-        if at is not None:
+        if at is not None and not _high_before(values, rise, at):
             return at
     return _bend(values, rise)
+
+
+def _high_before(values: Floats, rise: Rise, at: int) -> bool:
+    """Whether the loss, once the rise was seen, lay TWICE as high as matters before a point."""
+    import numpy as np
+
+    before = values[max(0, at - SHORT) : at]
+    return at > rise.seen and bool(np.median(before) > rise.level + TWICE * rise.size)
 
 
 def _main(values: Floats, rise: Rise, high: float) -> Rise:

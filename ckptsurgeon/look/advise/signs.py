@@ -1,4 +1,4 @@
-"""Signs: the points at which a rule says that a signal left its course."""
+"""Signs: points at which a rule says that a signal left its course; and the spikes of them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,30 @@ class Sign:
     step: int
     rule: str
     seen: int
+
+
+@frozen
+class Spike:
+    """From the step `first`, at which `signal` moved by `rule`, to `last`, at which the loss was
+    back, or None. `peak` is the highest value of the loss.
+
+    `level` is the mean of the LONG points before. `slow` is a rise that no rule for spikes sees.
+    `malignant` means that it was not back within PATIENCE, at a level that matters; None: the log
+    ends before that can be told. `signs` are those of all signals, in order. After a `shift` the
+    loss stays at a new level that is hardly higher, or falls again from it: other data would look
+    like this. `broken` is the first step at which the loss was no number."""
+
+    first: int
+    last: int | None
+    signal: str
+    rule: str
+    malignant: bool | None
+    signs: tuple[Sign, ...]
+    level: float | None = None
+    peak: float | None = None
+    shift: bool = False
+    slow: bool = False
+    broken: int | None = None
 
 
 def signs(branch: Branch, rules: Sequence[str]) -> list[Sign]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from ckptsurgeon.logs.curves import Branch, Curve
 from ckptsurgeon.logs.signals import GRAD_NORM, LOSS
+from ckptsurgeon.look.advise.courses import from_nought, swings
 from ckptsurgeon.look.advise.rises import LONG, Rise, cusum, onset, scale
 from ckptsurgeon.look.advise.rules import Floats, noise
-from ckptsurgeon.look.advise.signs import Sign, signs
-from ckptsurgeon.plans.frozen import frozen
+from ckptsurgeon.look.advise.signs import Sign, Spike, signs
 
 PATIENCE = 100
 """Steps within which the loss must be back, or the spike is malignant: as far as PaLM went back."""
@@ -37,30 +37,6 @@ LEAST = 4 * SETTLED
 AUTO = ("olmo2", "olmo-core", "early", "loss-scale", "cusum", "nan")
 
 
-@frozen
-class Spike:
-    """From the step `first`, at which `signal` moved by `rule`, to `last`, at which the loss was
-    back, or None. `peak` is the highest value of the loss.
-
-    `level` is the mean of the LONG points before. `slow` is a rise that no rule for spikes sees.
-    `malignant` means that it was not back within PATIENCE, at a level that matters; None: the log
-    ends before that can be told. `signs` are those of all signals, in order. After a `shift` the
-    loss stays at a new level that is hardly higher, or falls again from it: other data would look
-    like this. `broken` is the first step at which the loss was no number."""
-
-    first: int
-    last: int | None
-    signal: str
-    rule: str
-    malignant: bool | None
-    signs: tuple[Sign, ...]
-    level: float | None = None
-    peak: float | None = None
-    shift: bool = False
-    slow: bool = False
-    broken: int | None = None
-
-
 def needed(rule: str | None) -> int:
     """How many points of the loss a rule must have seen before it says anything."""
     own = {"olmo2": 1001, "olmo-core": 129, "zclip": 26, "nan": 1, "loss-scale": 2, "early": 33}
@@ -75,12 +51,14 @@ def unjudged(rule: str | None) -> int:
 def find(branch: Branch, rule: str | None = None) -> list[Spike]:
     """All spikes in these curves, oldest first, by one rule or by all of AUTO.
 
-    By itself OLMo 2's rule judges what has 1,000 points before it, and OLMo-core's what has not."""
+    By itself OLMo 2's rule judges what has 1,000 points before it, and OLMo-core's what has not.
+    Of a loss that begins at 0 AUTO takes no rise for a spike: `judge` looks at these."""
     rules = (rule,) if rule else AUTO
     found = signs(branch, rules)
     loss = _Loss(branch)
     own = [sign for sign in found if sign.signal == LOSS]
-    rises = loss.rises(own) if "cusum" in rules else []
+    grows = rule is None and from_nought(loss.plain)
+    rises = loss.rises(own) if "cusum" in rules and not grows else []
     judged = sorted([*rises, *loss.sharp(own, rises)], key=lambda spike: spike.first)
     others = [sign for sign in found if sign.signal != LOSS]
     spikes = [_with(spike, others, loss.curve) for spike in judged]
@@ -128,7 +106,7 @@ class _Loss:
                 if spike.shift:
                     base = start = base + max(rise.seen, rise.begin + SETTLED)
                     scales = scale(self.plain[base:], self.begun)
-        return out
+        return swings(out, int(self.steps[-1]), self._top)
 
     def _rise(
         self, rise: Rise, start: int, own: Sequence[Sign], sizes: Floats
@@ -226,6 +204,10 @@ class _Loss:
             (sign,), level, peak if np.isfinite(peak) else None, shift, slow,
             int(self.steps[k + broken[0]]) if len(broken) else None,
         )  # fmt: skip
+
+    def _top(self, spike: Spike) -> float:
+        end = len(self.values) if spike.last is None else self._point(spike.last)
+        return _highest(self.values[self._point(spike.first) : end])
 
     def _broke(self, sign: Sign, bound: float) -> int:
         """The step at which the loss left its course for good, near to the sign: after a spike that
