@@ -63,6 +63,17 @@ def test_of_an_open_swing_like_one_before_it_is_too_early_to_tell() -> None:
     assert said == [DIVERGED, OPEN, RECOVERED]
 
 
+def test_what_led_the_loss_is_no_earlier_spike() -> None:
+    """The norm moves at 328 and 329, the loss at 330: one spike."""
+    t = np.arange(1, 501)
+    dice = np.random.default_rng(3)
+    loss = 2 + 3 / np.sqrt(t) + dice.normal(0, 0.04, 500) + 4.0 * (t >= 330)
+    norm = np.exp(dice.normal(0, 0.1, 500)) * np.where(t >= 328, 8, 1)
+    walls = np.full(500, math.nan)
+    said = judge(Curves({"loss": Curve(t, loss, walls), "grad-norm": Curve(t, norm, walls)}))
+    assert [spike.first for spike in said.spikes] == [328]
+
+
 def grown(seed: int, points: int, top: float, share: float) -> Any:
     """From 0 to `top`, ever more slowly, with noise as a share of it."""
     t = np.arange(points)

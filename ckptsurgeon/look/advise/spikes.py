@@ -63,7 +63,7 @@ def find(branch: Branch, rule: str | None = None) -> list[Spike]:
     others = [sign for sign in found if sign.signal != LOSS]
     spikes = [_with(spike, others, loss.curve) for spike in judged]
     taken = {sign for spike in spikes for sign in spike.signs}
-    inside = [loss.span(spike) for spike in judged]
+    inside = [(led.first, loss.span(it)[1]) for led, it in zip(spikes, judged, strict=True)]
     alone = [
         sign for sign in others
         if sign not in taken and not any(a <= sign.step <= b for a, b in inside)
