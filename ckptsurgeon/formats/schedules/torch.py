@@ -354,7 +354,8 @@ def _apart(checkpoint: Checkpoint, place: Place, value: Any) -> Iterator[tuple[P
         yield place, value
         return
     if len(place.value) != len(value):
-        raise not_understood(place.file, place.path, place.value, f"a list of {len(value)} rates")
+        rates = count(len(value), "rate")
+        raise not_understood(place.file, place.path, place.value, f"a list of {rates}")
     for i, (old, new) in enumerate(zip(place.value, value, strict=True)):
         yield Place(place.file, (*place.path, i), old), new
 
