@@ -60,6 +60,8 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "cooldown": {"cooldown": {"steps": 2}},
     "scale": {"scale": {"params": "weight", "by": 0.9}},
 }
+NO_FIELD = ("num_steps", "last_epoch", "single_partition_of_fp32_groups")
+"""Where an odd value is another one of its kind: a position may be -1, and weights are tensors."""
 SETTINGS = ("betas", "eps", "weight_decay")
 """Recipes that touch a key of the param groups and nothing else."""
 
@@ -87,6 +89,7 @@ def candidates(root: Path, format: str) -> list[tuple[str, Keys]]:
         for file in files
         if any(file.match(name) for name in FILES)
         for path in places(read(file))
+        if not {*NO_FIELD} & {*path}
     ]
 
 

@@ -29,7 +29,6 @@ ODD: Mapping[str, Any] = {
     "a class": Stranger(),
     "a text": "auto",
     "a list": [0.1, 0.2],
-    "an empty tuple": (),
     "an array": np.array([0.1, 0.2]),
     "a complex number": 1j,
     "true": True,

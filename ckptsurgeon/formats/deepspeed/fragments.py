@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckptsurgeon.errors import SurgeryError, count
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats.deepspeed import universal
-from ckptsurgeon.formats.deepspeed.optimizer import Optimizer
+from ckptsurgeon.formats.deepspeed.optimizer import Optimizer, around
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.fields.values import Part, Place
 from ckptsurgeon.hints import command
@@ -49,7 +49,7 @@ def fragments(
 ) -> Iterator[Fragment]:
     """Whose the elements of the flat tensors at `places` are, which are all of one kind in one
     shard. Raises SurgeryError where the shard does not say."""
-    outer = get(checkpoint.trees[item.file], item.outer)
+    outer = around(checkpoint, item)
     mappings = outer.get("param_slice_mappings")
     if not isinstance(mappings, (list, tuple)) or len(mappings) != len(places):
         yield from _computed(checkpoint, item, places)
@@ -66,7 +66,7 @@ def _computed(
     """The parts of stage 3, padding included."""
     models = checkpoint.models().values()
     shapes = next((tree["param_shapes"] for tree in models if tree.get("param_shapes")), None)
-    if not shapes or "fp32_flat_groups" not in get(checkpoint.trees[item.file], item.outer):
+    if not shapes or "fp32_flat_groups" not in around(checkpoint, item):
         raise SurgeryError(
             f"{item.file.name} does not say which parameter an element of its moments belongs to "
             "(ZeRO 0 numbers them)",

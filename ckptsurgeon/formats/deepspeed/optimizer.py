@@ -14,7 +14,7 @@ from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.checkpoint import Checkpoint
 from ckptsurgeon.formats.deepspeed import universal
 from ckptsurgeon.formats.fields.columns import Column, Places
-from ckptsurgeon.formats.fields.understood import mapping, understood
+from ckptsurgeon.formats.fields.understood import mapping, not_understood, understood
 from ckptsurgeon.formats.fields.values import Place, StateDict
 from ckptsurgeon.formats.optimizers.state_dict import by_key, state_dict
 from ckptsurgeon.formats.places import optimizer_state
@@ -108,6 +108,14 @@ def header(checkpoint: Checkpoint, item: Optimizer) -> StateDict:
     if item.universal or item.elastic:
         return saved(checkpoint, item)
     return state_dict(item.file, item.base, _kept(checkpoint, item), bare=True)
+
+
+def around(checkpoint: Checkpoint, item: Optimizer) -> Mapping[Key, Any]:
+    """The dict at `outer`. Raises NotUnderstood for another thing in its place."""
+    found = get(checkpoint.trees[item.file], item.outer)
+    if not isinstance(found, Mapping):
+        raise not_understood(item.file, item.outer, found, "what an engine saves there")
+    return found
 
 
 def _kept(checkpoint: Checkpoint, item: Optimizer) -> Any:

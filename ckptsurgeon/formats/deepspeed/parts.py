@@ -13,9 +13,9 @@ from typing import Any
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import Tensor, get
+from ckptsurgeon.files.pickles.tree import Tensor
 from ckptsurgeon.formats.deepspeed import experts, fragments
-from ckptsurgeon.formats.deepspeed.optimizer import Optimizer, data_rank
+from ckptsurgeon.formats.deepspeed.optimizer import Optimizer, around, data_rank
 from ckptsurgeon.formats.deepspeed.parallel import (
     LAYER,
     TensorRank,
@@ -65,7 +65,7 @@ def parts(checkpoint: DeepSpeedShards) -> list[Part]:
 
 def _refuse_nameless(checkpoint: DeepSpeedShards, item: Optimizer) -> None:
     """Raise SurgeryError for masters that have no names, or are not where they should be."""
-    outer = get(checkpoint.trees[item.file], item.outer)
+    outer = around(checkpoint, item)
     if not checkpoint.sharded:
         if any("fp32" in str(key) for key in outer):
             raise SurgeryError(
@@ -265,7 +265,7 @@ def _partitions(
     checkpoint: DeepSpeedShards, item: Optimizer, moments: Mapping[str, dict[Path, list[Place]]]
 ) -> Iterator[tuple[str, list[Place]]]:
     """The flat tensors of each kind in one shard; `moments` are those of all shards."""
-    outer = get(checkpoint.trees[item.file], item.outer)
+    outer = around(checkpoint, item)
     for key in MASTERS:
         if isinstance(outer.get(key), (list, tuple)):
             flats = enumerate(outer[key])

@@ -12,8 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import get
-from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
+from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer, around
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.fields.values import Conversion, Place, Setting
 from ckptsurgeon.plans.edits import ABSENT
@@ -58,8 +57,7 @@ def conversion(checkpoint: DeepSpeedShards, to: str) -> Conversion:
 def _refuse(checkpoint: DeepSpeedShards, to: str) -> None:
     if checkpoint.stage() > 0:
         return
-    items = ((item.file, item.outer) for item in checkpoint.optimizers())
-    wrapped = any("optimizer_state_dict" in get(checkpoint.trees[f], outer) for f, outer in items)
+    wrapped = any("optimizer_state_dict" in around(checkpoint, i) for i in checkpoint.optimizers())
     if wrapped and to == "bf16":
         what = "keeps fp32 masters without the names of their parameters, to round weights from"
     elif wrapped:
@@ -77,12 +75,12 @@ def _refuse(checkpoint: DeepSpeedShards, to: str) -> None:
 def _of_bf16_optimizer(checkpoint: DeepSpeedShards) -> bool:
     """Whether the wrapper for bf16 with fp32 gradients saved the shards: it writes no stage."""
     items = [item for item in checkpoint.all_optimizers() if OPTIM.fullmatch(item.file.name)]
-    return any("zero_stage" not in get(checkpoint.trees[i.file], i.outer) for i in items)
+    return any("zero_stage" not in around(checkpoint, i) for i in items)
 
 
 def _scaler(checkpoint: DeepSpeedShards, item: Optimizer) -> list[Setting]:
     """The scaler goes, or at ZeRO 3 stands still; nothing where it does already."""
-    outer = get(checkpoint.trees[item.file], item.outer)
+    outer = around(checkpoint, item)
     inside = (*item.outer, "loss_scaler")
     held = {key: checkpoint.value(item.file, (*inside, key)) for key in ("cur_scale", "dynamic")}
     if "loss_scaler" not in outer or held == {"cur_scale": 1.0, "dynamic": False}:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.deepspeed import parts
+from ckptsurgeon.formats.deepspeed.optimizer import around
 from ckptsurgeon.formats.deepspeed.parallel import LAYER, sizes
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
 from ckptsurgeon.formats.fields.values import Copy, Replica
@@ -31,7 +31,7 @@ def replicas(checkpoint: DeepSpeedShards) -> list[Replica]:
             next=command("show", why="what the checkpoint keeps"),
         )
     for item in checkpoint.optimizers():
-        outer = get(checkpoint.trees[item.file], item.outer)
+        outer = around(checkpoint, item)
         if not isinstance(outer.get("param_slice_mappings"), (list, tuple)):
             raise SurgeryError(
                 f"{item.file.name} does not say which parameter its moments belong to",

@@ -20,7 +20,7 @@ from ckptsurgeon.formats.deepspeed import optimizer, parallel
 from ckptsurgeon.formats.deepspeed.optimizer import OPTIM, Optimizer
 from ckptsurgeon.formats.fields.columns import Places
 from ckptsurgeon.formats.fields.constants import GROUP
-from ckptsurgeon.formats.fields.understood import mapping, understood
+from ckptsurgeon.formats.fields.understood import mapping, not_understood, understood
 from ckptsurgeon.formats.fields.values import Place, Setting, StateDict
 from ckptsurgeon.formats.megatron.options import BATCH
 from ckptsurgeon.formats.places.moments import ALL
@@ -136,7 +136,9 @@ class DeepSpeedShards(Checkpoint, AdjustsGroups, BoundToRanks, NamesGroups):
         if isinstance(stage, Object):  # ZeroStageEnum(1), or a member by its name
             stage = stage.args[0] if stage.args else 1
             stage = STAGES.get(stage, stage)
-        return int(stage)
+        if not isinstance(stage, int):
+            raise not_understood(item.file, (*item.outer, "zero_stage"), stage, "a stage of ZeRO")
+        return stage
 
     def loads_on(self) -> Mapping[str, int]:
         """On the tensor and pipeline ranks that saved them, ZeRO's shards on as many in all too

@@ -144,7 +144,7 @@ def _foreign(checkpoint: DeepSpeedShards) -> Iterator[str]:
             )
         counts = get(checkpoint.trees[item.file], item.outer).get("partition_count")
         counts = counts if isinstance(counts, (list, tuple)) else [counts]
-        if counts and None not in counts and ranks not in counts:  # experts have fewer
+        if counts and all(map(is_count, counts)) and ranks not in counts:  # experts have fewer
             yield (
                 f"{item.file.name}: is one of {count(counts[0], 'data-parallel partition')}, not "
                 f"of {ranks}"

@@ -89,9 +89,11 @@ class MegatronShards(Checkpoint, HasPadding):
         except KeyError:
             return
         inner = state.get("optimizer") if isinstance(state, Mapping) else None
-        for keys, found in ((path, state), ((*path, "optimizer"), inner)):
-            if found is not None and not isinstance(found, (Mapping, list, tuple)):
-                self.odd.append(not_understood(file, keys, found, "an optimizer"))
+        if state is not None and not isinstance(state, (Mapping, list, tuple)):
+            self.odd.append(not_understood(file, path, state, "an optimizer"))
+        if inner is not None and not isinstance(inner, Mapping):
+            keys = (*path, "optimizer")
+            self.odd.append(not_understood(file, keys, inner, "the state of an optimizer"))
         if isinstance(state, Mapping) and "param_groups" in state:
             yield Optimizer(file, path, (*path, "grad_scaler"))
         elif isinstance(state, Mapping) and "optimizer" in state:

@@ -50,3 +50,20 @@ def test_of_a_factored_optimizer_the_first_moment_alone_is_refused_with_what_it_
     other = CliRunner().invoke(app, [*words, "--only", "exp_avg_sq"])
     assert other.exit_code == 2 and "--only exp_avg" in other.stderr
     assert other.stderr.rstrip().endswith("if the optimizer keeps one")
+
+
+@pytest.mark.parametrize("case", ["Adam", "Adafactor", *sorted(LEFT_OUT)])
+def test_a_plan_has_no_line_for_each_parameter(tmp_path: Path, case: str) -> None:
+    lines = []
+    for layers in (2, 12):
+        torch.manual_seed(0)
+
+        def many(layers: int = layers) -> torch.nn.Module:
+            return torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(layers)))
+
+        root = tmp_path / str(layers)
+        save(root, *trained(many, lambda model: torch_optimizer(case, model)))
+        planned = CliRunner().invoke(app, ["reset", "moments", "-n", "-C", str(root)])
+        assert planned.exit_code == 0, planned.output
+        lines.append(len(planned.stdout.splitlines()))
+    assert lines[0] == lines[1]
