@@ -22,8 +22,8 @@ DIVERGED, RECOVERED, HEALTHY, OPEN, UNKNOWN = (
     "diverged", "recovered", "healthy", "too early", "unknown"
 )  # fmt: skip
 GROWS = (
-    "the loss began at 0, as that of a policy (GRPO, PPO), and has risen slowly: nothing tells "
-    "that from a divergence; --rule cusum calls it one"
+    "the loss began at 0, as that of a policy (GRPO, PPO), and has risen: nothing tells that from "
+    "a divergence; --rule cusum calls it one"
 )
 
 
