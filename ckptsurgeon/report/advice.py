@@ -149,12 +149,15 @@ def _evidence(spike: Spike, diagnosis: Advice) -> list[Row]:
     if spike.broken is not None and not lost:
         rows.append(Row("then", f"loss at {spike.broken}", "not a finite number"))
     if spike.level is not None:
-        peak = "" if spike.peak is None else f", peak {number(float(f'{spike.peak:.4g}'))}"
+        said = f"mean {spike.level:.4g} before"
+        if spike.peak is not None:
+            peak = number(float(f"{spike.peak:.4g}"))
+            said = f"mean {spike.level:.4g} before, peak {peak}"
         now = _now(diagnosis)
         share = "" if now in LOST or not spike.level else (
             f" ({100 * (float(now) / spike.level - 1):+.0f} %)"
         )  # fmt: skip
-        rows.append(Row("loss", f"mean {spike.level:.4g} before{peak}, {now} now{share}"))
+        rows.append(Row("loss", f"{said}, {now} now{share}"))
     if spike.last is not None:
         rows.append(Row("back", f"at {spike.last}"))
     elif diagnosis.verdict == "diverged" and diagnosis.newest is not None:
