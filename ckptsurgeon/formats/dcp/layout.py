@@ -25,7 +25,7 @@ from ckptsurgeon.formats.fields.shard_files import opened, read_shards
 from ckptsurgeon.formats.fields.understood import problem
 from ckptsurgeon.formats.fields.values import Rival, State
 from ckptsurgeon.formats.layout import FindsStep, Format, LogsBeside, NamesMore
-from ckptsurgeon.formats.siblings import Siblings, siblings
+from ckptsurgeon.formats.places.siblings import Siblings, siblings
 from ckptsurgeon.formats.step_folders import files_below, folders_in
 from ckptsurgeon.hints import Hint, command
 

@@ -24,7 +24,7 @@ from ckptsurgeon.formats.fields.understood import is_count
 from ckptsurgeon.formats.layout import CleansUp, Format, NamesMore, SavesOver, leads_inside
 from ckptsurgeon.formats.megatron.dist import CONFIG, common_file, common_state
 from ckptsurgeon.formats.places.json_beside import is_json
-from ckptsurgeon.formats.siblings import Siblings, siblings
+from ckptsurgeon.formats.places.siblings import Siblings, siblings
 from ckptsurgeon.formats.step_folders import files_below
 from ckptsurgeon.transaction.home import is_log
 

@@ -19,7 +19,7 @@ from ckptsurgeon.formats.described.description import Content, Description, KeyP
 from ckptsurgeon.formats.described.file_pattern import FilePattern
 from ckptsurgeon.formats.fields.constants import ODD
 from ckptsurgeon.formats.fields.understood import is_count
-from ckptsurgeon.formats.siblings import numbers
+from ckptsurgeon.formats.places.siblings import numbers
 from ckptsurgeon.plans.frozen import frozen
 from ckptsurgeon.transaction.home import HOME
 

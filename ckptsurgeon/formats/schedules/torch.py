@@ -343,6 +343,8 @@ def settings_of(checkpoint: Checkpoint, places: Sequence[Place], new: New) -> It
         for key, value in new.groups[index].items():
             path = checkpoint.beside(place, key)
             old = checkpoint.value(place.file, path)
+            if old is not None and isinstance(value, float) and not isinstance(old, (int, float)):
+                raise not_understood(place.file, path, old, "a rate")
             if old is not None and not _same(old, value):
                 yield Setting(NAMES.get(key, "lr"), Place(place.file, path, old), value)
 
