@@ -9,6 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from ckptsurgeon import disk
 from ckptsurgeon.errors import SurgeryError
@@ -26,6 +27,9 @@ class Format(Advice, ABC):
     differs from a trainer that goes by the names of its steps."""
 
     name: str
+    copy_names_folder: ClassVar[bool] = False
+    """Whether a pointer that is a copy names the folder of its step by a counter: then it stays as
+    that was saved, whatever the counter is set to."""
 
     @abstractmethod
     def recognizes(self, run: Path) -> bool:

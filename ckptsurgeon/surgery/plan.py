@@ -20,7 +20,7 @@ from ckptsurgeon.remote import reads
 from ckptsurgeon.run.run import Run
 from ckptsurgeon.surgery.conflicts import refuse_conflicts
 from ckptsurgeon.surgery.render import render, touched
-from ckptsurgeon.surgery.renumbered import refuse_shadowed
+from ckptsurgeon.surgery.renumbered import refuse_shadowed, renumbered
 from ckptsurgeon.surgery.saved_again import kept_until_the_next_save
 from ckptsurgeon.transaction import receipts
 from ckptsurgeon.workers import side_by_side
@@ -83,9 +83,10 @@ def _plan(run: Run, recipe: Recipe, allow_globals: Collection[str]) -> Plan:
     title = _title(run, sections, step)
     edited = any(change.field not in LOG_FIELDS for change in changes)
     stay = _stay(run, changes)
+    number = after.promise.step - 1
     if edited:
-        refuse_shadowed(run, step, after.promise.step - 1, stay)
-    later = [str(saved) for saved in stay if saved >= after.promise.step]
+        refuse_shadowed(run, step, number, stay)
+    later = [str(saved) for saved in renumbered(run, step, number, stay) if saved > number]
     if edited and later:
         warnings.append(
             f"already saved at or after the next step: {' '.join(later)}; the trainer will "

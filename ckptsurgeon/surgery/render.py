@@ -85,7 +85,8 @@ def render(
     logs += [replaced(run, file, content, id) for file, content in queries.items()]
     rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
     asides += [Move(folder, run.attic(folder, id)) for folder in folders]
-    copied = {file: _copied(content, rendered) for file, content in copies.items()}
+    as_edited = {} if run.format.copy_names_folder else rendered
+    copied = {file: _copied(content, as_edited) for file, content in copies.items()}
     beside = _made_beside(run, copies, rendered)
     anew = [edit for pair in folders.items() for edit in _folder(run, *pair, rendered, id)]
     under_new_names = {file: (named[file], rendered.pop(file)) for file in named}
@@ -99,7 +100,7 @@ def render(
 
 
 def _copied(copy: Content, rendered: Mapping[str, Append | Content]) -> Content:
-    """What a pointer that is a copy of a whole shard gets: the bytes of the shard as edited."""
+    """What a pointer that is a copy of a whole shard gets: its bytes as they are `rendered`."""
     (span,) = copy.pieces
     assert isinstance(span, Span)
     edit = rendered.get(span.file, copy)

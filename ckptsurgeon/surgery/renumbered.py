@@ -11,6 +11,13 @@ from ckptsurgeon.hints import shell
 from ckptsurgeon.run.run import Run
 
 
+def renumbered(run: Run, step: int, number: int, stay: Collection[int]) -> list[int]:
+    """The steps that `stay`, by the numbers that they have once `step` counts as `number`: one that
+    has its number in its file has the new one."""
+    inside = isinstance(run.format, Paged) and run.format.numbers_inside
+    return sorted({number if inside and saved == step else saved for saved in stay})
+
+
 def refuse_shadowed(run: Run, step: int, number: int, stay: Collection[int]) -> None:
     """Raise SurgeryError where `step` counts as `number` once it is edited, and a trainer that
     keeps no pointer would go back to a higher one: to another of those that `stay`, or, where names

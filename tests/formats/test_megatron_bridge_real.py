@@ -245,6 +245,16 @@ def test_the_counters_decide_where_it_goes_on(run: Maker) -> None:
     assert sorted(train(root, 6, step)) == [6]
 
 
+def test_a_number_that_is_set_with_a_rollback_leaves_the_pointer_to_the_folder(run: Maker) -> None:
+    root = run("checkpoint.save_interval=2")
+    before = snapshot(root)
+    plan = operate(root, {"rollback": {"to": 4}, "set": {"iteration": 5}})
+    assert plan.promise is not None and plan.promise.step == 6
+    twin = shutil.copytree(root, root.with_name("twin"))
+    assert sorted(train(twin, 6, "checkpoint.save_interval=2")) == [6]
+    take_back(root, before)
+
+
 def test_of_a_loader_that_keeps_its_own_place_no_sample_is_set(run: Maker) -> None:
     root = run(PLACE)
     with pytest.raises(SurgeryError, match="what its loader saved in energon"):

@@ -15,6 +15,7 @@ from ckptsurgeon.errors import SurgeryError
 from ckptsurgeon.recipe.file import from_data
 from tests.formats.matrix import FORMATS
 from tests.support.lightning_files import lightning
+from tests.support.own_pages import PAGES, Trainer
 from tests.support.snapshot import snapshot
 
 pytestmark = [
@@ -40,7 +41,7 @@ def lightning_last(root: Path) -> Path:
 
 
 @pytest.mark.thinned(3)
-@pytest.mark.parametrize("name", [*FORMATS, LIGHTNING])
+@pytest.mark.parametrize("name", [*PAGES, *FORMATS, LIGHTNING])
 @pytest.mark.long
 def test_what_a_plan_calls_saved_already_is_there_after_it(
     run_of: Callable[[str], Path], tmp_path: Path, name: str
@@ -48,6 +49,10 @@ def test_what_a_plan_calls_saved_already_is_there_after_it(
     root = tmp_path / "run"
     if name == LIGHTNING:
         lightning_last(root)
+    elif name in PAGES:
+        trainer = Trainer(root, name, zipped=True)
+        for step in (4, 8):
+            trainer.save(step)
     else:
         shutil.copytree(run_of(name), root, symlinks=True)
     before, tried, ahead = snapshot(root), 0, set[int]()
@@ -56,6 +61,9 @@ def test_what_a_plan_calls_saved_already_is_there_after_it(
             {"rollback": {"to": step}},
             {"repair_latest": {"to": step}},
             {"repair_latest": {"to": step}, "set": {"lr": "0.5x"}},
+            {"rollback": {"to": step}, "set": {"iteration": step // 2}},
+            {"rollback": {"to": step}, "set": {"iteration": step + 1}},
+            {"repair_latest": {"to": step}, "set": {"iteration": step + 1}},
         )
         for recipe in recipes:
             run = Run.open(root)

@@ -29,6 +29,7 @@ class MegatronBridge(Megatron):
     `<root>/latest_train_state.pt`, which names the step by the counter in it."""
 
     name = "megatron-bridge"
+    copy_names_folder = True
     options: Mapping[str, str] = {
         key: " ".join(bridge.KEYS[option]) for key, option in options.OPTIONS.items()
     }
