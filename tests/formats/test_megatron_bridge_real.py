@@ -239,6 +239,9 @@ def test_the_counters_decide_where_it_goes_on(run: Maker) -> None:
     assert plan.promise is not None and plan.promise.consumed_samples == 80
     assert train(shutil.copytree(root, root.with_name("twin")), 7)[7]["numbers"] == [*range(80, 88)]
     operate(root, {"set": {"iteration": 5}})
+    assert surgery.plan(Run.open(root), from_data({"rollback": {"to": 6}})).empty
+    assert sorted(train(shutil.copytree(root, root.with_name("as is")), 6)) == [6]
+    (root / "latest_train_state.pt").unlink()
     with pytest.raises(SurgeryError, match="counts iteration 5") as refused:
         surgery.plan(Run.open(root), from_data({"rollback": {"to": 6}}))
     step = refused.value.next[0].rpartition(" ")[2]

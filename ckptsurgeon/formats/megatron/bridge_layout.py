@@ -72,10 +72,11 @@ class MegatronBridge(Megatron):
         return texts | {path: str(step) for path in trackers if disk.exists(path)}
 
     def stale_pointers(self, run: Path, step: int) -> list[str]:
-        """None. Raises SurgeryError where the step's counters name another iteration: a copy of
-        them would point there; and as of Megatron-LM."""
+        """None. Raises SurgeryError where the step's counters name another iteration, and a pointer
+        would become a copy of them; and as of Megatron-LM."""
         counters = self.directory(run, step) / bridge.COUNTERS
-        if _counted(counters) != step:
+        anew = any(self.pointed(each / POINTER) != step for each in tiers.pointed_in(run, step))
+        if anew and _counted(counters) != step:
             raise SurgeryError(
                 f"{counters.parent.name}/{counters.name} counts iteration {_counted(counters)}, so "
                 f"{POINTER} as a copy of it would name that step",
