@@ -124,7 +124,9 @@ def _by_values(run: Run, surgery: Receipt, *, undone: bool) -> list[Hint]:
         return []
     pairs = [f"{key}={value}" for key, value in zip(settings, values, strict=True)]
     why = "does it again" if undone else f"as it was before {surgery.id}"
-    hints: list[Hint] = [command("set", *pairs, why=f"{why}, in what is saved now")]
+    hints: list[Hint] = []
+    if "iteration" not in settings or run.latest() == surgery.step:  # no number of a later step
+        hints.append(command("set", *pairs, why=f"{why}, in what is saved now"))
     if surgery.step in run.steps() and surgery.step != run.latest():
         there = [word for pair in pairs for word in ("--set", pair)]
         back = f"{why}, without what was trained since"
