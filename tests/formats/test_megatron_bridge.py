@@ -83,9 +83,20 @@ def test_the_counters_are_those_of_the_step(tmp_path: Path) -> None:
     take_back(root, before)
     operate(root, {"set": {"iteration": 25}})
     assert resumed(root)[0] == 30 and resumed(root)[1]["step"] == 25
+    assert surgery.plan(Run.open(root), from_data({"rollback": {"to": 30}})).empty
+    (root / "latest_train_state.pt").unlink()
     with pytest.raises(SurgeryError, match="counts iteration 25") as error:
         surgery.plan(Run.open(root), from_data({"rollback": {"to": 30}}))
     assert "checkpoint.ckpt_step=30" in error.value.next[0]
+
+
+def test_a_rollback_points_to_the_folder_whatever_the_counter_is_set_to(tmp_path: Path) -> None:
+    root = save(tmp_path)
+    before = snapshot(root)
+    promise = operate(root, {"rollback": {"to": 20}, "set": {"iteration": 25}}).promise
+    assert promise is not None and promise.step == 26
+    assert resumed(root)[0] == 20 and resumed(root)[1]["step"] == 25
+    take_back(root, before)
 
 
 def test_pointers_that_are_lost_or_disagree_are_repaired(tmp_path: Path) -> None:

