@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -40,9 +40,6 @@ MORE = (
     "verify latest --against FIRST",
     "verify latest --after 2",
 )
-
-WRONG_ANYWHERE = ("reset moments --only exp_avg_sq",)
-"""Is refused before the run is opened, with a hint for one that has checkpoints."""
 
 
 def nothing(root: Path) -> None:
@@ -148,6 +145,13 @@ STATES = (
     without_the_edited_step, undone, with_a_torn_receipt, without_receipts, without_an_attic,
     pruned,
 )  # fmt: skip
+NO_RECEIPT = ("log 0001",)
+WRONG: Mapping[Callable[[Path], None], Sequence[str]] = {
+    logs_alone: ("reset moments --only exp_avg_sq",),
+    **dict.fromkeys((undone, with_a_torn_receipt, without_receipts), NO_RECEIPT),
+}
+"""Commands that are refused before the run is opened, with a hint for one that has what it takes.
+"""
 
 
 @pytest.mark.parametrize("share", [4, pytest.param(1, marks=pytest.mark.slow)])
@@ -174,7 +178,7 @@ def test_every_hint_helps_whatever_became_of_the_run(
     filled = {"STEP": (saved or ["NONE-IS-SAVED"])[0]}
     bad = []
     for command in (*COMMANDS, *MORE)[STATES.index(state) % share :: share]:
-        if state is logs_alone and command in WRONG_ANYWHERE:
+        if command in WRONG.get(state, ()):
             continue
         bad += walk([words.get(word, word) for word in command.split()], fill=filled)
     assert not bad, "\n".join(bad)

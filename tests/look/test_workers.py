@@ -17,6 +17,7 @@ from ckptsurgeon.errors import DamagedFile, SurgeryError, UsageError
 from ckptsurgeon.hints import command
 from ckptsurgeon.look.diff.diff import diff
 from ckptsurgeon.look.diff.sides import Side
+from ckptsurgeon.look.doctor import judged
 from ckptsurgeon.look.vitals.vitals import examine
 from ckptsurgeon.workers import Workers
 from tests.conftest import Trained
@@ -45,7 +46,7 @@ def compared(run: Run, workers: Workers) -> Any:
 
 
 def examined(run: Run, workers: Workers) -> Any:
-    return report.diagnoses_json(run, [], examine(run, jobs=workers))
+    return report.diagnoses_json(run, [], judged(run), examine(run, jobs=workers))
 
 
 PASSES: dict[str, Pass] = {
@@ -58,7 +59,6 @@ PASSES: dict[str, Pass] = {
 }
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", PASSES)
 @pytest.mark.parametrize(("ranks", "zero"), [(1, 1), (2, 3)])
 def test_processes_say_what_threads_say(
