@@ -222,6 +222,7 @@ def carry_out(
                     common.style,
                     back=back(run, receipt),
                     resume=_resume(run, plan),
+                    check=_check(run, plan),
                     whole={*plan.steps} <= {*plan.saved},
                 ),
                 lambda: report.plan_json(plan, run.format.name, receipt),
@@ -256,27 +257,30 @@ def _resume(run: Run, plan: Plan) -> Hint:
         return command("relaunch")
     from ckptsurgeon.launch.flags import takes_flags
 
-    read = f"then {_read_back(run)}"
     if takes_flags(run):
-        return f"start its trainer with what {command('relaunch', '--print-flags')} says; {read}"
+        return command(
+            "relaunch", "--print-flags", why="prints the flags to start its trainer with"
+        )
     if plan.undoes is not None:
-        return f"restart its trainer with the command that you used before {plan.undoes}; {read}"
+        return f"restart its trainer with the command that you used before {plan.undoes}"
     named = run.format.resume_option(run.root, run.latest())
     start = "restart its trainer with the same command" + (f" and {named}" if named else "")
-    unless = ", unless a note above says otherwise" if plan.warnings else ""
-    return f"{start}{unless}; {read}"
+    return start + (", unless a note above says otherwise" if plan.warnings else "")
 
 
-def _read_back(run: Run) -> str:
-    """How to hold the trainer to the promise: by its event files, where it prints no rate."""
+def _check(run: Run, plan: Plan) -> Hint:
+    """What holds a trainer to the promise where relaunch does not: by its event files, if it prints
+    no rate."""
     from ckptsurgeon.logs.printed.mute import MUTE
 
+    if run.bare or (run.launchable and (plan.promise is None or plan.promise.asked)):
+        return ""
     folders = run.logs.folders() if run.format.name in MUTE else []
     if not folders:
-        return f"{command('verify', '--log', 'FILE')} reads what it prints"
+        return command("verify", "--log", "FILE", why="compares what it prints with the plan")
     above = Path(os.path.commonpath([folder.parent for folder in folders]))
     shown = min(os.path.relpath(above), str(above), key=len)
-    return f"{command('verify', '--tb', shown)} reads what it logs"
+    return command("verify", "--tb", shown, why="compares what it logs with the plan")
 
 
 def show(

@@ -219,11 +219,12 @@ def done(
     *,
     back: Command | None = None,
     resume: Hint = RELAUNCH,
+    check: Hint = "",
     whole: bool = True,
 ) -> str:
-    """What was done, and the two commands that come next: `back` takes it back, by default an undo;
-    `resume` is empty for bare logs. After an undo the run is not `whole` where somebody else has
-    removed a step since."""
+    """What was done, and what comes next: `back` takes it back, by default an undo; `resume` is
+    empty for bare logs, and so is `check` where `relaunch` holds the trainer to it. After an undo
+    the run is not `whole` where somebody else has removed a step since."""
     text = f"receipt {receipt.id}{_restored(receipt, whole)}"
     lines = []
     if receipt.promise is not None:
@@ -235,10 +236,8 @@ def done(
     lines.append(f"  {back.words[0]:<8} {back}")
     if resume:
         lines.append(f"  resume   {hint_text(resume)}")
-    untold = receipt.promise is not None and not receipt.promise.asked
-    if untold and "verify --log" not in hint_text(resume):
-        to_know = command("verify", "--log", "FILE", why="what it printed from then on")
-        lines.append(f"  to know  {hint_text(to_know)}")
+    if check:
+        lines.append(f"  check    {hint_text(check)}")
     return "\n".join(lines)
 
 

@@ -34,7 +34,7 @@ def test_megatron_is_told_the_edited_values(tmp_path: Path, name: str, use: str)
     edit = ["set", "lr=4.5e-5", "beta2=0.9", "weight_decay=0.2", "--yes", "-C", str(run.root)]
     done = CliRunner(env={"COLUMNS": "300"}).invoke(app, edit)
     printed = shlex.join(["ckptsurgeon", "-C", str(run.root), "relaunch", "--print-flags"])
-    assert f"  resume   start its trainer with what {printed} says" in done.stdout, done.output
+    assert f"  resume   {printed}    prints the flags" in done.stdout, done.output
     result = CliRunner().invoke(app, ["relaunch", "--print-flags", "-C", str(run.root)])
     assert result.exit_code == 0
     flags = shlex.split(result.stdout)
