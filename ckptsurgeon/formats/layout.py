@@ -29,7 +29,7 @@ class Format(Advice, ABC):
     name: str
     copy_names_folder: ClassVar[bool] = False
     """Whether a pointer that is a copy names the folder of its step by a counter: then it stays as
-    that was saved, whatever the counter is set to."""
+    that was saved, whatever the counter is set to, unless the folder gets the new number too."""
 
     @abstractmethod
     def recognizes(self, run: Path) -> bool:

@@ -85,8 +85,10 @@ def render(
     logs += [replaced(run, file, content, id) for file, content in queries.items()]
     rendered = checkpoint.render(shards, run.root) if checkpoint is not None else {}
     asides += [Move(folder, run.attic(folder, id)) for folder in folders]
-    as_edited = {} if run.format.copy_names_folder else rendered
-    copied = {file: _copied(content, as_edited) for file, content in copies.items()}
+    as_saved = run.format.copy_names_folder and not folders
+    copied = {
+        file: _copied(content, {} if as_saved else rendered) for file, content in copies.items()
+    }
     beside = _made_beside(run, copies, rendered)
     anew = [edit for pair in folders.items() for edit in _folder(run, *pair, rendered, id)]
     under_new_names = {file: (named[file], rendered.pop(file)) for file in named}

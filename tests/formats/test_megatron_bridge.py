@@ -99,6 +99,15 @@ def test_a_rollback_points_to_the_folder_whatever_the_counter_is_set_to(tmp_path
     take_back(root, before)
 
 
+def test_a_transplant_points_to_the_folder_that_it_numbers_anew(tmp_path: Path) -> None:
+    source, root = save(tmp_path / "source"), save(tmp_path / "run", (20,))
+    before = snapshot(root)
+    recipe = from_data({"transplant": {"source": str(source), "step": 30}})
+    surgery.apply(Run.open(root), surgery.plan(Run.open(root), recipe))
+    assert resumed(root)[0] == resumed(root)[1]["step"] == Run.open(root).latest() == 30
+    take_back(root, before)
+
+
 def test_pointers_that_are_lost_or_disagree_are_repaired(tmp_path: Path) -> None:
     root = save(tmp_path)
     (root / "latest_train_state.pt").write_bytes(b"")
