@@ -91,7 +91,7 @@ OF_A_TRAINER = re.compile(
 CARRIED = ("--dry-run", "--json")
 CAPITALS = re.compile(r"[A-Z]{2,}")
 LOOKS = (
-    "status", "show", "log", "verify", "doctor", "plan", "advise", "report", "relaunch", "ready",
+    "status", "show", "log", "verify", "doctor", "plan", "advise", "report", "ready",
     "diff", "draft-format",
 )  # fmt: skip
 """Commands that have no --dry-run."""
