@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.files.one_look import one_look, shared
 from ckptsurgeon.formats import Format
 from ckptsurgeon.remote import reads
@@ -25,8 +25,8 @@ class Conditions:
         """Of the steps that were complete, in a bucket."""
 
     def of(self, step: int) -> str:
-        """`complete`, `incomplete`, or `damaged`: what says how many shards there are can't be
-        read.
+        """`complete`, `incomplete`, or why that is not known: what says how many shards there are
+        is `not understood`, or `damaged` and can't be read.
 
         In a bucket a listing gives all sizes, and each file that is opened costs two requests. So a
         step is not opened there where its files have the names and sizes of a complete one's: of
@@ -37,6 +37,8 @@ class Conditions:
                 return "complete"
             if self._format.missing(self._root, step):
                 return "incomplete"
+        except NotUnderstood:
+            return "not understood"
         except SurgeryError:
             return "damaged"
         if listing is not None:
@@ -54,6 +56,8 @@ class Conditions:
         """Why a step is not complete."""
         try:
             missing = self._format.missing(self._root, step)
+        except NotUnderstood as error:
+            return f"not understood ({error.what})"
         except SurgeryError as error:
             return f"damaged ({error.what})"
         return f"incomplete (no {', '.join(missing[:3])})"

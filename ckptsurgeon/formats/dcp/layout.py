@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptsurgeon import disk
-from ckptsurgeon.errors import DamagedFile, count
+from ckptsurgeon.errors import count
 from ckptsurgeon.files import json_text
-from ckptsurgeon.files.archives.archive import PICKLE
 from ckptsurgeon.files.dcp import METADATA, Saved, Values
 from ckptsurgeon.formats.dcp.checkpoint import DcpCheckpoint
 from ckptsurgeon.formats.dcp.olmo_core import OlmoCoreCheckpoint
@@ -22,7 +21,7 @@ from ckptsurgeon.formats.dcp.olmo_ddp import OlmoDdpCheckpoint, is_flat
 from ckptsurgeon.formats.dcp.shards import absent
 from ckptsurgeon.formats.dcp.torchtitan import TorchtitanCheckpoint
 from ckptsurgeon.formats.fields.shard_files import opened, read_shards
-from ckptsurgeon.formats.fields.understood import problem
+from ckptsurgeon.formats.fields.understood import RANKS, not_understood, problem
 from ckptsurgeon.formats.fields.values import Rival, State
 from ckptsurgeon.formats.layout import FindsStep, Format, LogsBeside, NamesMore
 from ckptsurgeon.formats.places.siblings import Siblings, siblings
@@ -202,11 +201,10 @@ class OlmoCore(Torchtitan):
         first = folder / "train" / "rank0.pt"
         if not disk.is_file(first):
             return [*names, "train/rank0.pt"]
-        archive = opened([first])[first]
-        tree = archive.tree()
+        tree = opened([first])[first].tree()
         size: Any = tree.get("world_size", 1) if isinstance(tree, dict) else None
-        if reason := problem("ranks", size):
-            raise DamagedFile(str(first), archive.payload(PICKLE), reason)
+        if problem("ranks", size):
+            raise not_understood(first, ("world_size",), size, RANKS)
         ranks = (f"train/rank{rank}.pt" for rank in range(size))
         return [*names, *(name for name in ranks if not disk.is_file(folder / name))]
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import disk
-from ckptsurgeon.errors import DamagedFile
 from ckptsurgeon.files.archives.archive import PICKLE, Archive
 from ckptsurgeon.files.text_file import text
 from ckptsurgeon.formats.checkpoint import Checkpoint
@@ -24,7 +23,14 @@ from ckptsurgeon.formats.deepspeed.parallel import absent_layers
 from ckptsurgeon.formats.deepspeed.shards import MODEL
 from ckptsurgeon.formats.fields.constants import TRACKER, TRAINER_STATE
 from ckptsurgeon.formats.fields.shard_files import KEPT_SCANS, parsing, read_shards
-from ckptsurgeon.formats.fields.understood import MAX_RANKS, is_count, problem, understood
+from ckptsurgeon.formats.fields.understood import (
+    MAX_RANKS,
+    RANKS,
+    is_count,
+    not_understood,
+    problem,
+    understood,
+)
 from ckptsurgeon.formats.fields.values import Hazard, State
 from ckptsurgeon.formats.layout import Format, HasHazards, NamesElsewhere, NamesMore
 from ckptsurgeon.formats.megatron.options import OPTIONS
@@ -33,6 +39,7 @@ from ckptsurgeon.hints import Hint
 
 STEP = re.compile(r"global_step(\d+)")
 LATEST = "latest"
+WORLDS = ("dp_world_size", "mp_world_size")
 
 
 class DeepSpeed(Format, HasHazards, NamesElsewhere, NamesMore):
@@ -259,11 +266,12 @@ def _expected(first: Archive, names: Collection[str]) -> list[str]:
     """The shards of all ranks, by the world sizes that the first model file states."""
     with understood(first.path):
         tree = first.tree()
-        dp, mp = (tree.get(f"{kind}_world_size", 1) for kind in ("dp", "mp"))
-        reason = problem("ranks", dp) or problem("ranks", mp) or problem("ranks", dp * mp)
-    if reason:
-        start = first.payload(PICKLE)
-        raise DamagedFile(str(first.path), start, f"{PICKLE}: {reason}")
+        dp, mp = (tree.get(key, 1) for key in WORLDS)
+    for key, size in zip(WORLDS, (dp, mp), strict=True):
+        if problem("ranks", size):
+            raise not_understood(first.path, (key,), size, RANKS)
+    if problem("ranks", dp * mp):
+        raise not_understood(first.path, ("dp_world_size × mp_world_size",), dp * mp, RANKS)
     sharded = "zero_pp_rank_" in first.path.name
     expected = [
         f"{f'zero_pp_rank_{d}_' if sharded else ''}mp_rank_{m:02d}_model_states.pt"

@@ -24,6 +24,7 @@ MAX_BETAS = 8
 """Decay rates of the optimizer with the most: Adam has two, AdEMAMix three."""
 MAX_RANKS = 1 << 20
 """Ranks of the largest world: a list of file names is made of it."""
+RANKS = f"a whole number from 1 to {MAX_RANKS}"
 
 NUMBERS = {
     "max_lr", "min_lr", "initial_lr", "weight_decay", "loss_scale", "warmup", "decay", "adam_step",
@@ -62,8 +63,7 @@ def problem(field: str, value: Any) -> str:
     elif field == "decay_style":
         right, requirement = isinstance(value, str), "a name"
     elif field == "ranks":
-        right = is_count(value) and 0 < value <= MAX_RANKS
-        requirement = f"a whole number from 1 to {MAX_RANKS}"
+        right, requirement = is_count(value) and 0 < value <= MAX_RANKS, RANKS
     return "" if right else refusal(field, value, requirement)
 
 
