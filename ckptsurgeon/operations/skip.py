@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
 from typing import Annotated
 
-from ckptsurgeon.errors import SurgeryError, UsageError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError, UsageError
 from ckptsurgeon.formats import Checkpoint, State
 from ckptsurgeon.formats.capabilities import SkipsByFlag
 from ckptsurgeon.formats.fields.skipped import ahead, merge
@@ -121,9 +122,10 @@ class Skip(Section):
         hints = [self._by_flag(run, checkpoint, ahead(wanted, state.step), state.step)]
         if state.step != run.latest():
             hints = _gone_back(run, state.step + 1, hints[0])
-        if _movable(state) and first <= state.step + 1:
-            why = "advance its position instead"
-            hints.append(command("skip", *self.skip, "--by-counters", why=why))
+        with suppress(NotUnderstood):  # the trainer's own way is left
+            if _movable(state) and first <= state.step + 1:
+                why = "advance its position instead"
+                hints.append(command("skip", *self.skip, "--by-counters", why=why))
         return SurgeryError(what, next=hints)
 
     def _by_flag(

@@ -6,6 +6,7 @@ and trainer state; torch's own reader is asked after each surgery."""
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import warnings
@@ -23,6 +24,7 @@ from ckptsurgeon.errors import DamagedFile, NotUnderstood, SurgeryError, Verific
 from ckptsurgeon.look.doctor import diagnose
 from ckptsurgeon.recipe.file import from_data
 from ckptsurgeon.report.style import Style
+from ckptsurgeon.surgery import fork
 from tests.formats import matrix
 from tests.support import odd_leaves
 from tests.support.odd_leaves import (
@@ -43,7 +45,7 @@ RUNS: Mapping[str, tuple[Any, str]] = {
     "Hugging Face": (matrix.hugging_face, ""),
     "one file": (odd_leaves.one_file, "torch:ckpt_{step}.pt=optimizer"),
 }
-MORE = ("Megatron-LM legacy", "DeepSpeed ZeRO 1", "nanotron")
+MORE = ("Megatron-LM legacy", "DeepSpeed ZeRO 1", "nanotron", "bundled trainer")
 """Formats whose readers take long to import."""
 FILES = (
     "optimizer.pt", "scheduler.pt", "trainer_state.json", "ckpt_*.pt", "model_optim_rng.pt",
@@ -59,9 +61,17 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "exp_avg": {"reset": ["moments"], "moments": {"only": "exp_avg"}},
     "cooldown": {"cooldown": {"steps": 2}},
     "scale": {"scale": {"params": "weight", "by": 0.9}},
+    "skip": {"skip": ["100-110"]},
+    "repair-latest": {"repair_latest": {}},
+    "truncate-logs": {"logs": {"after": 3}},
+    "fork": {},
 }
 NO_FIELD = ("num_steps", "last_epoch", "single_partition_of_fp32_groups")
 """Where an odd value is another one of its kind: a position may be -1, and weights are tensors."""
+NEEDS_NO_FIELD = ("rollback", "repair-latest", "truncate-logs", "fork")
+"""They go on, whatever is odd."""
+KEPT_NOWHERE = "keeps no skip ranges"
+"""What `skip` says in a sound run, too, where the trainer has them on its command line."""
 SETTINGS = ("betas", "eps", "weight_decay")
 """Recipes that touch a key of the param groups and nothing else."""
 
@@ -75,6 +85,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         root = folder / name.replace(" ", "-") / "run"
         if not root.exists():
             RUNS[name][0](root) if name in RUNS else matrix.make(name, root)
+            lines = (json.dumps({"step": step, "loss": 2 / step}) for step in range(1, 7))
+            (root / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
         return root
 
     yield make
@@ -116,8 +128,18 @@ def looks(run: Run) -> str:
 
 def operate(root: Path, format: str, name: str) -> SurgeryError | None:
     """Plan, apply, verify and undo; the refusal, or None where all of it worked."""
-    before = snapshot(root)
     run = Run.open(root, format)
+    if name == "repair-latest":
+        for pointer in run.format.pointer_files(run.root):
+            pointer.unlink(missing_ok=True)
+    before = snapshot(root)
+    if name == "fork":
+        branch = root.parent / "branch"
+        fork.fork(run, run.latest(), branch, recipe(name, run), "copy")
+        assert look.verify(Run.open(branch, format)).findings == ()
+        shutil.rmtree(branch)
+        assert snapshot(root) == before
+        return None
     try:
         plan = surgery.plan(run, recipe(name, run), allow_globals=[STRANGER])
     except SurgeryError as error:
@@ -127,7 +149,8 @@ def operate(root: Path, format: str, name: str) -> SurgeryError | None:
     if plan.empty:
         return None
     receipt = surgery.apply(run, plan)
-    assert look.verify(Run.open(root, format)).findings == ()
+    findings = look.verify(Run.open(root, format)).findings
+    assert findings == (), findings
     for file in run.format.files(run.root, run.latest()):
         if file.suffix in (".pt", ".json"):
             read(file)
@@ -139,8 +162,10 @@ def operate(root: Path, format: str, name: str) -> SurgeryError | None:
 
 def apart(name: str, file: str, path: Keys) -> bool:
     """Whether the recipe touches nothing near the place."""
-    if name == "rollback":
+    if name in NEEDS_NO_FIELD:
         return True
+    if name == "skip":
+        return not {"skip_train_iteration_range", "iteration"} & {*path}
     if name in SETTINGS:
         keys = [key for key in path if isinstance(key, str)]
         return file.endswith("scheduler.pt") or "state" in keys
@@ -157,7 +182,8 @@ def check(root: Path, format: str, odd: tuple[str, Keys], kind: str, name: str) 
     """The law, for one odd place and one recipe."""
     file, path = odd
     every = kind in OF_EVERY_RANK and len(path) > 1  # of None alone: saved without an optimizer
-    for each in alike(root, format, file, path) if every else [file]:
+    files = alike(root, format, file, path) if every else [file]
+    for each in files:
         make_odd(root / each, path, kind)
     assert "damaged" not in looks(Run.open(root, format))
     refused = operate(root, format, name)
@@ -165,9 +191,11 @@ def check(root: Path, format: str, odd: tuple[str, Keys], kind: str, name: str) 
         return
     said = f"{refused.what} {refused.next}"
     assert "damaged" not in said
+    if name == "skip" and KEPT_NOWHERE in said:
+        return
     assert not apart(name, file, path), said
     if isinstance(refused, NotUnderstood):
-        assert Path(file).name in said
+        assert any(Path(each).name in said for each in files)
         assert [key for key in path if isinstance(key, str)][-1] in said
 
 

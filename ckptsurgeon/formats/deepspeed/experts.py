@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.files.pickles.tree import get
 from ckptsurgeon.formats.deepspeed.optimizer import EXPERTS, Optimizer
 from ckptsurgeon.formats.deepspeed.parallel import EXPERT, LAYER, model_rank, tensor_ranks
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
+from ckptsurgeon.formats.places import optimizer_state
 
 NAME = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
 RANKS = re.compile(r"ep_size_(\d+)")
@@ -54,7 +54,7 @@ def spread(checkpoint: DeepSpeedShards, item: Optimizer) -> list[int | None]:
     if item.elastic:
         return []
     out: list[int | None] = []
-    for group in get(checkpoint.trees[item.file], item.base).get("param_groups", ()):
+    for group in optimizer_state.param_groups(checkpoint, item.file, item.base):
         match = RANKS.search(str(group.get("name", "")))
         out.append((int(match[1]) if match else None) if group.get("moe") else 0)
     return out
@@ -123,5 +123,5 @@ def _rank(item: Optimizer) -> int:
 
 
 def _length(checkpoint: DeepSpeedShards, item: Optimizer) -> int:
-    groups = get(checkpoint.trees[item.file], item.base).get("param_groups", ())
+    groups = optimizer_state.param_groups(checkpoint, item.file, item.base)
     return sum(len(group.get("params", ())) for group in groups)

@@ -8,7 +8,8 @@ ceil(numel / ranks) elements to every rank, in the order of `param_shapes`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ckptsurgeon.errors import SurgeryError, count
@@ -16,8 +17,12 @@ from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats.deepspeed import universal
 from ckptsurgeon.formats.deepspeed.optimizer import Optimizer, around
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
+from ckptsurgeon.formats.fields.understood import is_count, not_understood
 from ckptsurgeon.formats.fields.values import Part, Place
 from ckptsurgeon.hints import command
+from ckptsurgeon.plans.edits import Key
+
+MAPPINGS = "param_slice_mappings"
 
 
 class Fragment(NamedTuple):
@@ -50,14 +55,26 @@ def fragments(
     """Whose the elements of the flat tensors at `places` are, which are all of one kind in one
     shard. Raises SurgeryError where the shard does not say."""
     outer = around(checkpoint, item)
-    mappings = outer.get("param_slice_mappings")
+    mappings = outer.get(MAPPINGS)
     if not isinstance(mappings, (list, tuple)) or len(mappings) != len(places):
         yield from _computed(checkpoint, item, places)
         return
-    for mapping, place in zip(mappings, places, strict=True):
+    for i, (mapping, place) in enumerate(zip(mappings, places, strict=True)):
+        at = (*item.outer, MAPPINGS, i)
+        if not isinstance(mapping, Mapping):
+            raise not_understood(item.file, at, mapping, "the parameters of a flat tensor")
         for parameter, address in mapping.items():
-            start, numel = get(address, ("start",)), get(address, ("numel",))
+            start, numel = _address(item, (*at, parameter), address)
             yield Fragment(parameter, place, start, start + numel)
+
+
+def _address(item: Optimizer, path: tuple[Key, ...], found: Any) -> tuple[int, int]:
+    """First element and size. Raises NotUnderstood for what says neither."""
+    with suppress(KeyError):
+        start, numel = get(found, ("start",)), get(found, ("numel",))
+        if is_count(start) and is_count(numel):
+            return start, numel
+    raise not_understood(item.file, path, found, "a place in a flat tensor")
 
 
 def _computed(

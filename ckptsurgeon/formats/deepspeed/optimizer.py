@@ -59,7 +59,8 @@ def optimizers(trees: Mapping[Path, Any], path: Path) -> Iterator[Optimizer]:
         outer: tuple[Key, ...] = ("optimizer_state_dict",)
         state = tree["optimizer_state_dict"]
         if "base_optimizer_state" in mapping(state):  # ZeRO 1 and 2
-            elastic = isinstance(state["base_optimizer_state"], (list, tuple))
+            kept = state["base_optimizer_state"]
+            elastic = isinstance(kept, (list, tuple)) and all(isinstance(s, Mapping) for s in kept)
             yield Optimizer(path, outer, (*outer, "base_optimizer_state"), elastic)
         else:  # ZeRO 3 repeats the key
             yield Optimizer(path, outer, (*outer, "optimizer_state_dict"))

@@ -15,7 +15,7 @@ from ckptsurgeon.errors import count
 from ckptsurgeon.files.pickles.tree import Object, Tensor, get
 from ckptsurgeon.formats.deepspeed import parallel
 from ckptsurgeon.formats.deepspeed.shards import DeepSpeedShards
-from ckptsurgeon.formats.fields.understood import is_count, said_in, understood
+from ckptsurgeon.formats.fields.understood import is_count, refusal, said_in, understood
 from ckptsurgeon.formats.schedules.annealing import learning_rate
 
 RANK = re.compile(r"zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt")
@@ -189,14 +189,21 @@ def _mappings(checkpoint: DeepSpeedShards) -> Iterator[str]:
             between = outer.get("param_alignment_paddings") or []
             flats = outer.get("single_partition_of_fp32_groups") or []
             for i, mapping in enumerate(outer["param_slice_mappings"]):
-                inner = sum(between[i]) if i < len(between) else 0
-                after = paddings[i] if i < len(paddings) and i not in followed else 0
+                inner = sum(map(_elements, between[i])) if i < len(between) else 0
+                after = _elements(paddings[i]) if i < len(paddings) and i not in followed else 0
                 flat = flats[i] if i < len(flats) else None
                 size = flat.numel if isinstance(flat, Tensor) else None
                 for problem in _cover(mapping, size, inner, after):
                     yield f"{path.name}: param group {i}: {problem}"
                 if mapping:
                     followed.add(i)
+
+
+def _elements(number: Any) -> int:
+    """A padding. Raises ValueError for what is none."""
+    if not is_count(number):
+        raise ValueError(refusal("a padding", number, "a number of elements"))
+    return int(number)
 
 
 def _cover(mapping: Mapping[str, Any], size: int | None, inner: int, after: int) -> Iterator[str]:

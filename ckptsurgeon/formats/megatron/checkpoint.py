@@ -26,6 +26,7 @@ from ckptsurgeon.formats.heads import head_counts, heads
 from ckptsurgeon.formats.heads.heads import Attention
 from ckptsurgeon.formats.megatron import arguments, batch, flags, identity, parts, soundness
 from ckptsurgeon.formats.megatron.shards import MegatronShards
+from ckptsurgeon.formats.optimizers.param_groups import epsilon
 from ckptsurgeon.formats.schedules import megatron, names
 from ckptsurgeon.formats.schedules.annealing import present_rate
 from ckptsurgeon.formats.schedules.check import samples_of
@@ -295,7 +296,7 @@ class MegatronCheckpoint(
         promise = self.promise(step, rates[main] if rates else None)
         eps = promise.eps
         if "eps" not in self.unclear:
-            eps = groups[main].get("eps", eps)  # µP has others in hidden layers
+            eps = epsilon(groups[main].get("eps", eps))  # µP has others in hidden layers
         named: Mapping[str, Any] | None = None
         if schedule is not None and not odd:
             plain = partial(arguments.plain, schedule, groups[main])

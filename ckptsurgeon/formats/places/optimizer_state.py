@@ -33,6 +33,17 @@ def groups(
     return in_groups(checkpoint, file, (*base, "param_groups"), found, name, wins)
 
 
+def param_groups(
+    checkpoint: Checkpoint, file: Path, base: tuple[Key, ...]
+) -> Sequence[Mapping[str, Any]]:
+    """Those of the state dict at `base`. Raises NotUnderstood for one that is no dict."""
+    found: Sequence[Any] = _inside(checkpoint, file, base, "param_groups", (list, tuple))
+    for i, group in enumerate(found):
+        if not isinstance(group, Mapping):
+            raise not_understood(file, (*base, "param_groups", i), group, "a param group")
+    return found
+
+
 def in_groups(
     checkpoint: Checkpoint,
     file: Path,

@@ -268,7 +268,7 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads, ComputesR
         out = []
         for place in self.settings(key):
             with understood(place.file):
-                names = self.trees[place.file]["names"]
+                names = self.trees[place.file][nanotron_parts.NAMES]
                 numbers = self.value(place.file, (*place.path[:-1], "params"))
                 out.append((tuple(str(names[number]) for number in numbers), place))
         return out
@@ -290,7 +290,7 @@ class NanotronCheckpoint(SafetensorsBeside, TorchCheckpoint, HasHeads, ComputesR
         fragments: list[Part] = []
         for place in self.locate(name):
             with understood(place.file):
-                parameter = self.trees[place.file]["names"][place.path[-2]]
+                parameter = self.trees[place.file][nanotron_parts.NAMES][place.path[-2]]
             size = place.value.numel if isinstance(place.value, Tensor) else 0
             fragments.append(Part(str(parameter), "", name, place, 0, size, 0))
         return fragments

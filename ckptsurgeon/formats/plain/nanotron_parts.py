@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ckptsurgeon import disk
-from ckptsurgeon.errors import SurgeryError
+from ckptsurgeon.errors import NotUnderstood, SurgeryError
 from ckptsurgeon.files import json_text
 from ckptsurgeon.files.pickles.tree import Tensor
-from ckptsurgeon.formats.fields.understood import problem, understood
+from ckptsurgeon.formats.fields.understood import not_understood, problem, understood
 from ckptsurgeon.formats.fields.values import MOMENTS, Part, Place
+from ckptsurgeon.formats.places import optimizer_state
 from ckptsurgeon.formats.places.safetensors_beside import SafetensorsBeside
 from ckptsurgeon.formats.step_folders import listed
 from ckptsurgeon.hints import command
@@ -36,7 +37,7 @@ WEIGHT = re.compile(
 CONFIG, UNRANKED = "optimizer_config.json", "lr_scheduler.pt"
 """What says the ranks, and the one scheduler up to November 2024."""
 STAGE = re.compile(r"_pp-(\d+)-of-")
-DATA, MASTERS = "data", "gradient_accumulator"
+DATA, MASTERS, NAMES = "data", "gradient_accumulator", "names"
 
 
 def stage_of(file: Path) -> str:
@@ -60,7 +61,7 @@ def missing(step: Path) -> list[str]:
         sharded = config["type"] == "ZeroDistributedOptimizer"
         reason = problem("ranks", pp * (dp if sharded else 1) * tp * experts)
     if reason:
-        raise SurgeryError(
+        raise NotUnderstood(
             f"{folder / CONFIG}: {reason}",
             next="compare its sizes with the command line of the trainer",
         )
@@ -127,20 +128,30 @@ def _cut(match: re.Match[str] | None) -> str:
 
 
 def _kept(checkpoint: SafetensorsBeside, path: Path) -> Iterator[Part]:
-    """Of one optimizer file."""
-    tree, cut = checkpoint.trees[path], _cut(SHARD.fullmatch(path.name))
+    """Of one optimizer file. Raises NotUnderstood for what is no tensor, or has no name."""
+    cut = _cut(SHARD.fullmatch(path.name))
+    before, states = optimizer_state.states(checkpoint, path, ())
+    tree = checkpoint.trees[path]
 
-    def whole(name: str, kind: str, at: tuple[Key, ...], value: Any) -> Iterator[Part]:
-        if isinstance(value, Tensor):
-            yield Part.whole(name, cut, kind, Place(path, at, value))
+    def whole(name: str, kind: str, at: tuple[Key, ...], value: Any) -> Part:
+        if not isinstance(value, Tensor):
+            raise not_understood(path, at, value, "a tensor", kind)
+        return Part.whole(name, cut, kind, Place(path, at, value))
 
-    masters: Mapping[str, Any] = tree.get(MASTERS) or {}
-    for name, value in masters.items():
-        yield from whole(str(name), "master", (MASTERS, name), value)
-    for number, state in tree["state"].items():
-        for kind in MOMENTS:
-            name = str(tree["names"][number])
-            yield from whole(name, kind, ("state", number, kind), state.get(kind))
+    def named(key: str) -> Mapping[Any, Any]:
+        found: Any = tree.get(key) or {}
+        if not isinstance(found, Mapping):
+            raise not_understood(path, (key,), found, "a dict of parameters")
+        return found
+
+    for name, value in named(MASTERS).items():
+        yield whole(str(name), "master", (MASTERS, name), value)
+    names = named(NAMES)
+    for number, state in states.items():
+        for kind in (kind for kind in MOMENTS if kind in state):
+            if number not in names:
+                raise not_understood(path, (NAMES,), names, f"a name of parameter {number}")
+            yield whole(str(names[number]), kind, (*before, number, kind), state[kind])
 
 
 def _weights(checkpoint: SafetensorsBeside) -> Iterator[tuple[str, str, Place]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptsurgeon.errors import NotUnderstood, UsageError
-from ckptsurgeon.formats.fields.understood import short
+from ckptsurgeon.formats.fields.understood import refusal, short
 from ckptsurgeon.formats.schedules.check import ASSERTED, refuse_early_decay, refuse_low_peak
 from ckptsurgeon.formats.schedules.names import value
 
@@ -105,8 +105,13 @@ def weight_decay(state: Mapping[str, Any], group: Mapping[str, Any]) -> float:
 
 
 def multiplier(group: Mapping[str, Any]) -> float:
-    """The share of the scheduler's weight decay that a param group gets."""
-    return float(group.get("wd_mult", group.get("pre_wd_mult", 1.0)))
+    """The share of the scheduler's weight decay that a param group gets. Raises ValueError for what
+    is no number."""
+    for key in (key for key in ("wd_mult", "pre_wd_mult") if key in group):
+        if not isinstance(group[key], (int, float)):
+            raise ValueError(refusal(key, group[key], "a number"))
+        return float(group[key])
+    return 1.0
 
 
 def in_proportion(own: float, old: float, new: float) -> float:
