@@ -88,10 +88,10 @@ class MegatronShards(Checkpoint, HasPadding):
             state = get(self.trees[file], path)
         except KeyError:
             return
-        inner = state.get("optimizer") if isinstance(state, Mapping) else None
+        inner = state.get("optimizer", {}) if isinstance(state, Mapping) else {}
         if state is not None and not isinstance(state, (Mapping, list, tuple)):
             self.odd.append(not_understood(file, path, state, "an optimizer"))
-        if inner is not None and not isinstance(inner, Mapping):
+        if not isinstance(inner, Mapping):
             keys = (*path, "optimizer")
             self.odd.append(not_understood(file, keys, inner, "the state of an optimizer"))
         if isinstance(state, Mapping) and "param_groups" in state:
