@@ -68,8 +68,8 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 }
 NO_FIELD = ("num_steps", "last_epoch", "single_partition_of_fp32_groups")
 """Where an odd value is another one of its kind: a position may be -1, and weights are tensors."""
-NEEDS_NO_FIELD = ("rollback", "repair-latest", "truncate-logs", "fork")
-"""They go on, whatever is odd."""
+NEEDS_NO_FIELD = ("rollback", "repair-latest", "truncate-logs", "fork", "skip")
+"""They go on, whatever is odd in `FILES`."""
 KEPT_NOWHERE = "keeps no skip ranges"
 """What `skip` says in a sound run, too, where the trainer has them on its command line."""
 SETTINGS = ("betas", "eps", "weight_decay")
@@ -164,8 +164,6 @@ def apart(name: str, file: str, path: Keys) -> bool:
     """Whether the recipe touches nothing near the place."""
     if name in NEEDS_NO_FIELD:
         return True
-    if name == "skip":
-        return not {"skip_train_iteration_range", "iteration"} & {*path}
     if name in SETTINGS:
         keys = [key for key in path if isinstance(key, str)]
         return file.endswith("scheduler.pt") or "state" in keys
