@@ -308,12 +308,13 @@ class DeepSpeedCheckpoint(
         notes += deepspeed.notes(schedule, self.config())
         unclear: tuple[str, float | None] = "an unknown schedule", None
         scheduler, peak = self.where_clear("scheduler", self._scheduler, unclear)
+        stage = self.where_clear("optimizer", lambda: str(self.stage()), "?")
         gigaflos = self.in_models("args", "gigaflos_no_embeds")
         state = State(
             step=iteration,
             promise=self._by_its_name(replace(promise, rewarm=window if rewarm else None)),
             schedule=annealed,
-            dialect=f"deepspeed · zero {self.stage()} · {parallel.sizes(first)}",
+            dialect=f"deepspeed · zero {stage} · {parallel.sizes(first)}",
             data_parallel=int(first.get("dp_world_size", 1)),
             model_parallel=int(first.get("mp_world_size", 1)),
             dynamic_loss_scale=any(self._dynamic(item) for item in self._optimizers),
