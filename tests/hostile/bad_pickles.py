@@ -40,6 +40,14 @@ CODE: dict[str, tuple[Damage, str]] = {
     "NEWOBJ": (entry(b"csubprocess\nPopen\n" + TOUCH + b"\x81"), "subprocess.Popen"),
 }
 SHORT = struct.Struct("<I").pack
+
+
+def nan_rate(data: bytes) -> bytes:
+    """With another lr in the param groups."""
+    nan = struct.pack(">d", float("nan"))
+    return re.sub(rb"(X\x02\0\0\0lrq.)G.{8}", rb"\1G" + nan, data, flags=re.S)
+
+
 REFUSED: dict[str, tuple[Damage, str]] = {
     "4 a computed callable": (
         first(b"c__builtin__\ngetattr\ncposix\n__dict__\n" + text("x") + b"\x86R)R"),
@@ -74,12 +82,6 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "14 GET of what is not there": (first(b"j\xf0\x0f\0\0"), "is not set"),
     "14 empty": (instead(b""), "it is empty"),
     "14 no dict": (instead(P + b"N."), "is not understood here"),
-    "16 lr is NaN": (
-        lambda data: re.sub(
-            rb"(X\x02\0\0\0lrq.)G.{8}", rb"\1G" + struct.pack(">d", float("nan")), data, flags=re.S
-        ),
-        "lr is nan",
-    ),
     "18 a storage that climbs": (
         lambda data: re.sub(rb"X\x01\0\0\0[0-9](q|r)", text("../../etc/passwd") + rb"\1", data),
         "etc/passwd",

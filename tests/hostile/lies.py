@@ -32,7 +32,7 @@ LEADS = {
     "is absolute": "{world}/victim/file",
     "goes through a link": "linked/file",
     "climbs out of the attic": f"{HOME}/attic/0001/../../../../victim/file",
-    "goes through a linked attic": f"{HOME}/attic/0009/file",
+    "goes through a linked attic": f"{HOME}/attic/0000/file",
     "is an event file of others": "../victim/events.out.tfevents.1",
 }
 """How a name leads to the victim; the run has the links."""
@@ -56,7 +56,7 @@ def world(place: Path) -> Path:
     surgery.apply(Run.open(root), plan(Run.open(root), from_data({"rollback": {"to": 4}})))
     (root / "linked").symlink_to(victim)
     (root / "latest").write_text("a file of the run")
-    (root / HOME / "attic/0009").symlink_to(victim)
+    (root / HOME / "attic/0000").symlink_to(victim)
     (root / HOME / "attic/0001/file").write_text("planted")
     return place
 

@@ -12,7 +12,7 @@ import torch
 
 from ckptsurgeon.formats.fields.known_globals import EXACT, unknown
 from tests.conftest import Trained
-from tests.hostile.bad_pickles import CODE, REFUSED, SHORT, TOUCH, P
+from tests.hostile.bad_pickles import CODE, REFUSED, SHORT, TOUCH, P, nan_rate
 from tests.hostile.hostile_run import (
     MODEL,
     OPTIM,
@@ -37,7 +37,19 @@ def check(root: Path, file: str, says: str) -> None:
     for words in (["show", 8], ["set", "eps=1e-6"], ["rollback", "--to", 8, "--set", "eps=1e-6"]):
         said = refused(root, *words, says=says)
         assert file in said
-        assert ": byte " in said or "is not understood here" in said, said
+        assert ": byte " in said or "is not understood here" in said or "_world_size" in said, said
+
+
+def stops_only(root: Path, file: str, says: str, *needs: object) -> None:
+    """A value that no trainer goes on with: what `needs` it is refused with file and key, verify
+    finds it, and all else goes on."""
+    said = refused(root, *needs, says=says)
+    assert file in said
+    status, found, _ = call("verify", 8, "-C", root)
+    assert status == 4 and says in found, found
+    harmless(root, "show", 8)
+    for words in (["rollback", "--to", 6], ["set", "beta2=0.9"]):
+        harmless(root, *words, "--dry-run")
 
 
 @pytest.mark.thinned(3)
@@ -95,7 +107,7 @@ def test_a_world_size_that_is_none_is_refused(trained: Trained, name: str) -> No
         return place.sub(lambda match: match[0][:-2] + RANKS[name], data)
 
     with_pickle(root / "global_step8" / MODEL, damage)
-    check(root, MODEL, "ranks is")
+    check(root, MODEL, "dp_world_size is")
 
 
 BOMB = (
@@ -124,14 +136,23 @@ def test_it_is_read_without_a_walk_that_does_not_end(trained: Trained, name: str
         harmless(root, *words, "--dry-run")
 
 
-@pytest.mark.parametrize("field", ["lr_scheduler", "skip_train_iteration_range", "iteration"])
-def test_a_bomb_in_a_field_that_is_read_is_refused(trained: Trained, field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "needs"),
+    [
+        ("lr_scheduler", ["cooldown", "2"]),
+        ("skip_train_iteration_range", ["skip", "20"]),
+        ("iteration", ["set", "iteration=3"]),
+    ],
+)
+def test_a_bomb_in_a_field_stops_only_what_needs_it(
+    trained: Trained, field: str, needs: list[str]
+) -> None:
     root = trained()
     with_pickle(root / "global_step8" / MODEL, lambda data: data[:-1] + text(field) + BOMB + b"s.")
-    check(root, MODEL, "is of type list")
+    stops_only(root, MODEL, "is of type list", *needs)
 
 
-def test_a_bomb_in_a_param_group_is_refused(trained: Trained) -> None:
+def test_a_bomb_in_a_param_group_stops_only_what_needs_it(trained: Trained) -> None:
     root = trained()
     place = re.compile(rb"(X\x03\0\0\0epsq.)G.{8}", re.DOTALL)
     filler = b"N0" * 1000  # memo indices lie below the number of bytes before them
@@ -139,7 +160,13 @@ def test_a_bomb_in_a_param_group_is_refused(trained: Trained) -> None:
         root / "global_step8" / OPTIM,
         lambda data: place.sub(lambda m: m[1] + filler + BOMB, data, count=1),
     )
-    check(root, OPTIM, "eps is of type list")
+    stops_only(root, OPTIM, "eps is of type list", "set", "eps=1e-6")
+
+
+def test_a_rate_that_is_nan_stops_only_what_needs_it(trained: Trained) -> None:
+    root = trained()
+    with_pickle(root / "global_step8" / OPTIM, nan_rate)
+    stops_only(root, OPTIM, "lr is nan", "set-lr", "0.5x")
 
 
 def test_a_key_that_is_there_twice_is_not_set(trained: Trained) -> None:
