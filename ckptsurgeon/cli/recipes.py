@@ -163,7 +163,7 @@ def _request(source: Path, overrides: Sequence[str]) -> Recipe:
 AsTheyAre = Annotated[
     bool,
     typer.Option(
-        "--as-they-are", help="Restore kept files as they are, though somebody changed them."
+        "--as-they-are", help="Restore what is left, though files were changed or removed since."
     ),
 ]
 
@@ -182,7 +182,8 @@ def undo(
     """Restore the bytes from before a surgery.
 
     What it brings back is compared with what the surgery kept of it: small files by their sha256,
-    shards by size and time. A file that somebody changed is refused by name.
+    shards by size and time. What somebody changed is refused by name, and so is an edited step
+    that was removed since.
 
     Examples:
     ckptsurgeon undo
