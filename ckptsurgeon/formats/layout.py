@@ -256,6 +256,11 @@ class Paged(LogsBeside):
         """Key paths of the page which lead nowhere in this step."""
 
 
+def numbered_inside(format: Format) -> bool:
+    """Whether a step of the format has its number in its file, and not in a name."""
+    return isinstance(format, Paged) and format.numbers_inside
+
+
 def resumes(format: Format, run: Path) -> int | None:
     """The step that the trainer finds by a rule of its own; see `FindsStep`."""
     return format.resumes(run) if isinstance(format, FindsStep) else None

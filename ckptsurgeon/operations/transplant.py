@@ -15,7 +15,7 @@ from ckptsurgeon import disk, whole_file
 from ckptsurgeon.errors import SurgeryError, UsageError, count
 from ckptsurgeon.formats import Checkpoint
 from ckptsurgeon.formats.capabilities import copies
-from ckptsurgeon.formats.layout import Paged
+from ckptsurgeon.formats.layout import numbered_inside
 from ckptsurgeon.hints import command
 from ckptsurgeon.operations import carried_logs, parameter_names, stands
 from ckptsurgeon.operations.computed_changes import sources_of, with_copies
@@ -175,7 +175,7 @@ class Transplant(Section):
             )
         settings, sentences = numbers(run, checkpoint, donor, tensors, self.settings == SOURCE)
         changes += settings
-        inside = isinstance(run.format, Paged) and run.format.numbers_inside
+        inside = numbered_inside(run.format)
         if inside and not checkpoint.locate("iteration"):
             raise SurgeryError(
                 f"{checkpoint.path.name} is of a trainer that counts its updates in a place which "

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 
 from ckptsurgeon.errors import SurgeryError
-from ckptsurgeon.formats.layout import Paged, resumes
+from ckptsurgeon.formats.layout import numbered_inside, resumes
 from ckptsurgeon.hints import shell
 from ckptsurgeon.run.run import Run
 
@@ -14,7 +14,7 @@ from ckptsurgeon.run.run import Run
 def renumbered(run: Run, step: int, number: int, stay: Collection[int]) -> list[int]:
     """The steps that `stay`, by the numbers that they have once `step` counts as `number`: one that
     has its number in its file has the new one."""
-    inside = isinstance(run.format, Paged) and run.format.numbers_inside
+    inside = numbered_inside(run.format)
     return sorted({number if inside and saved == step else saved for saved in stay})
 
 
@@ -32,7 +32,7 @@ def refuse_shadowed(run: Run, step: int, number: int, stay: Collection[int]) -> 
         ["mkdir", "ASIDE"],
         ["mv", *(p for o in over for p in run.entries(o)), "ASIDE"],
     ]
-    if isinstance(run.format, Paged) and run.format.numbers_inside:
+    if numbered_inside(run.format):
         if over:
             raise SurgeryError(
                 f"{entry.name} would be step {number}, and step {over[-1]} would be resumed in its "

@@ -34,8 +34,7 @@ def plan_undo(
     what it was before that surgery. If that only renamed or compacted, what was trained since
     stays, and only the files that it changed are brought back. Files that somebody changed in the
     attic are refused, or with `as_they_are` taken so; so is an edited step that somebody removed,
-    or left out. The plan is the same for any number of
-    `jobs`, which look at the files."""
+    or left out. The plan is the same for any number of `jobs`, which look at the files."""
     with reads.files_at_once(run.root, jobs):
         run.refuse_interrupted()
         receipt = _chosen(run, run.receipts(), id)

@@ -64,11 +64,8 @@ def footer(timeline: Timeline) -> str:
     thrown = sum(rest) - sum(begun)
     text = f"kept {short(kept)} {unit}"
     if thrown:
-        share = 100 * thrown / (kept + thrown)
-        text += (
-            f"   ·   discarded {short(thrown)} {unit}, {share:.0f}\N{NO-BREAK SPACE}% of what was"
-        )
-        text += " trained"
+        share = f"{100 * thrown / (kept + thrown):.0f}\N{NO-BREAK SPACE}%"
+        text += f"   ·   discarded {short(thrown)} {unit}, {share} of what was trained"
     return text
 
 
